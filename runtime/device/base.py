@@ -1,0 +1,53 @@
+"""What a device is to the engine. `cpu` lives here, `cuda` comes beside it; neither compiles anything (law L5)."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+from mlsdc.runtime.step import Array, StepBuffers
+
+
+class BoundProgram(ABC):
+    """A program of one level, bound to a device's memory."""
+
+    name: str
+
+    @abstractmethod
+    def run(self) -> None:
+        """Run every launch for what the step buffers say now, and return when the results can be read. Raises DeviceError."""
+
+    @abstractmethod
+    def tap(self, name: str) -> Array:
+        """A host view of a named result (`logits` f32[max_logit_rows, vocab]); valid until the next run of any program of the level."""
+
+    @abstractmethod
+    def profile(self) -> list[tuple[str, str, float]]:
+        """Run once, timing each launch: (node, kernel, microseconds)."""
+
+
+class LevelMemory(ABC):
+    """What one level owns on a device: weights, page pool, step buffers, programs."""
+
+    buffers: StepBuffers
+    programs: dict[str, BoundProgram]
+    num_pages: int
+
+    @abstractmethod
+    def read_page(self, page: int) -> Array:
+        """Copy of a page's bytes, u8[page_bytes] (tests, `inspect`)."""
+
+    @abstractmethod
+    def write_page(self, page: int, data: Array) -> None:
+        """Set a page's bytes (copy-on-write, poisoning of free pages in tests)."""
+
+
+class Device(ABC):
+    """Opened once per engine; `close` frees everything and stops its threads. Safe to call twice."""
+
+    name: str
+
+    @abstractmethod
+    def load_level(self, level: str, num_pages: int) -> LevelMemory: ...
+
+    @abstractmethod
+    def close(self) -> None: ...

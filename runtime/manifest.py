@@ -1,0 +1,130 @@
+"""manifest.json: everything a runtime must know before it touches a kernel. One truth, read and written here only (law L6)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from mlsdc.runtime.errors import ArtifactError, MlsdcError
+from mlsdc.runtime.kv_format import KvGeometry
+from mlsdc.runtime.step import Limits
+
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class KernelInfo:
+    """One compiled kernel: its entry in `file`, the source it was generated from, and what it was checked by (`compiled`, `interpreted`, `ran`)."""
+
+    entry: str
+    file: str
+    source: str
+    abi: tuple[str, ...]
+    checked_by: str
+    resources: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class TargetInfo:
+    """Code for one kind of machine. `requires` are CPU features or compute capabilities, named as `mlsdc env` prints them."""
+
+    name: str
+    device: str
+    requires: tuple[str, ...]
+    files: tuple[str, ...]
+    kernels: Mapping[str, KernelInfo]
+
+
+@dataclass(frozen=True)
+class LevelInfo:
+    """One level of the cascade, cheapest first; the last one is the target. `params` are the YAML's, checked.
+
+    `programs` maps target name -> program name (`forward`, `commit`) -> file. Levels without weights (ngram) have none.
+    """
+
+    name: str
+    kind: str
+    params: Mapping[str, Any]
+    kv: KvGeometry | None = None
+    weights: str | None = None
+    programs: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class ModelInfo:
+    """Facts of the target model. `vocab_size` counts real tokens: padding ids beyond it are never chosen."""
+
+    name: str
+    architecture: str
+    vocab_size: int
+    hidden_size: int
+    num_layers: int
+    bos_token_id: int | None
+    eos_token_ids: tuple[int, ...]
+    weights_dtype: str
+    source: str
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How the cascade runs: per level the most nodes it may propose. `off` (no speculation) is always possible (law L4)."""
+
+    max_draft_tokens: int
+    draft_tokens: int
+
+
+@dataclass(frozen=True)
+class Manifest:
+    model: ModelInfo
+    limits: Limits
+    levels: tuple[LevelInfo, ...]
+    targets: tuple[TargetInfo, ...]
+    plan: Plan
+    files: Mapping[str, str]  # path in the artifact -> sha256, for all but weights
+    weights: Mapping[str, tuple[int, str]]  # path -> (bytes, sha256 of the whole file)
+    weight_headers: Mapping[str, str]  # path -> sha256 of the safetensors header, checked at load
+    tools: Mapping[str, str]
+    world_size: int = 1
+    rank: int = 0
+    format: int = FORMAT
+
+    @property
+    def target_level(self) -> LevelInfo:
+        return self.levels[-1]
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self), indent=1, sort_keys=True) + "\n"
+
+    @staticmethod
+    def from_json(text: str, where: Path | str) -> Manifest:
+        """Raises ArtifactError, naming `where`, for another format number or anything malformed."""
+        try:
+            raw = json.loads(text)
+            if raw["format"] != FORMAT:
+                raise ArtifactError(f"{where}: artifact format {raw['format']}, this runtime reads format {FORMAT}: run `mlsdc compile` again")
+            return Manifest(
+                model=ModelInfo(**{**raw["model"], "eos_token_ids": tuple(raw["model"]["eos_token_ids"])}),
+                limits=Limits(**raw["limits"]),
+                levels=tuple(
+                    LevelInfo(**{**x, "kv": KvGeometry(**x["kv"]) if x["kv"] else None}) for x in raw["levels"]),
+                targets=tuple(
+                    TargetInfo(
+                        x["name"], x["device"], tuple(x["requires"]), tuple(x["files"]),
+                        {k: KernelInfo(**{**v, "abi": tuple(v["abi"])}) for k, v in x["kernels"].items()})
+                    for x in raw["targets"]),
+                plan=Plan(**raw["plan"]),
+                files=raw["files"],
+                weights={k: (v[0], v[1]) for k, v in raw["weights"].items()},
+                weight_headers=raw["weight_headers"],
+                tools=raw["tools"],
+                world_size=raw["world_size"],
+                rank=raw["rank"],
+                format=raw["format"],
+            )
+        except ArtifactError:
+            raise
+        except (ValueError, KeyError, TypeError, AttributeError, IndexError, MlsdcError) as error:
+            raise ArtifactError(f"{where}: not a manifest ({type(error).__name__}: {error}); compile again") from None

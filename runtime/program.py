@@ -1,0 +1,123 @@
+"""A compiled program as data: a list of kernel launches with their arguments, the same on every device.
+
+`program/<level>.<name>.json` holds one. Nothing in it is an address: a device binds it once, at load, to its weights, its
+arena, its page pool and its step buffers, and then runs it any number of times.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Literal, Union
+
+from mlsdc.runtime.errors import ArtifactError
+from mlsdc.runtime.step import INPUTS, Header
+
+
+@dataclass(frozen=True)
+class WeightArg:
+    """Address of a tensor of the level's weight file."""
+
+    weight: str
+
+
+@dataclass(frozen=True)
+class ArenaArg:
+    """Address of a byte offset in the program's arena (a multiple of 64)."""
+
+    arena: int
+
+
+@dataclass(frozen=True)
+class InputArg:
+    """Address of a step input (runtime.step.INPUTS)."""
+
+    input: str
+
+
+@dataclass(frozen=True)
+class PoolArg:
+    """Address of the page pool plus a byte offset within a page (the layer's first block)."""
+
+    pool: int
+
+
+@dataclass(frozen=True)
+class IntArg:
+    int: int
+
+
+@dataclass(frozen=True)
+class FloatArg:
+    float: float
+
+
+Arg = Union[WeightArg, ArenaArg, InputArg, PoolArg, IntArg, FloatArg]
+_ARGS: dict[str, type[Arg]] = {"weight": WeightArg, "arena": ArenaArg, "input": InputArg, "pool": PoolArg, "int": IntArg, "float": FloatArg}
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One kernel over a grid of `grid * header[count]` independent tasks (`count` None: `grid` tasks).
+
+    `node` is the IR value it makes: profiles, traces and diffs are keyed by it.
+    """
+
+    node: str
+    kernel: str
+    grid: int
+    count: str | None
+    args: tuple[Arg, ...]
+
+
+@dataclass(frozen=True)
+class Tap:
+    """Where a named result lies in the arena: `logits`, later hidden states. shape[0] is at the limit of what it counts."""
+
+    arena: int
+    dtype: Literal["f4", "i4"]
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class ProgramSpec:
+    name: str
+    level: str
+    arena_bytes: int
+    launches: tuple[Launch, ...]
+    taps: dict[str, Tap]
+
+    def kernels(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(launch.kernel for launch in self.launches))
+
+    def to_json(self) -> str:
+        """One launch a line, so that `diff` of two programs reads."""
+        head = {"name": self.name, "level": self.level, "arena_bytes": self.arena_bytes, "taps": {k: asdict(t) for k, t in self.taps.items()}}
+        body = ",\n".join("  " + json.dumps(asdict(launch), separators=(",", ":")) for launch in self.launches)
+        return json.dumps(head)[:-1] + ', "launches": [\n' + body + "\n]}\n"
+
+    @staticmethod
+    def from_json(text: str, where: Path | str) -> ProgramSpec:
+        """Raises ArtifactError, naming `where`, for anything that is not a program."""
+        try:
+            raw = json.loads(text)
+            launches = tuple(
+                Launch(x["node"], x["kernel"], x["grid"], x["count"], tuple(_arg(a) for a in x["args"])) for x in raw["launches"])
+            taps = {k: Tap(t["arena"], t["dtype"], tuple(t["shape"])) for k, t in raw["taps"].items()}
+            return ProgramSpec(raw["name"], raw["level"], raw["arena_bytes"], launches, taps)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ArtifactError(f"{where}: not a program file ({type(error).__name__}: {error}); compile again") from None
+
+    def __post_init__(self) -> None:
+        for launch in self.launches:
+            if launch.count is not None and launch.count not in Header.__members__:
+                raise ValueError(f"{launch.node}: count '{launch.count}' is not a header word")
+            for arg in launch.args:
+                if isinstance(arg, InputArg) and arg.input not in INPUTS:
+                    raise ValueError(f"{launch.node}: '{arg.input}' is not a step input")
+
+
+def _arg(raw: dict[str, object]) -> Arg:
+    ((key, value),) = raw.items()
+    return _ARGS[key](value)  # type: ignore[arg-type]

@@ -1,0 +1,123 @@
+"""The one native signature: fixed buffers that the scheduler fills before a step and every program of every level reads.
+
+All arrays are allocated once, 64-byte aligned, at the artifact's limits, and never move: a launch list is bound to their addresses
+at load (a CUDA graph is, too). A step sets the header's counts and the first entries of each array.
+
+Rows of one sequence are contiguous, in order of scratch slot or position. A sequence of a step is either *drafted* (its rows are the last
+committed token, slot 0, and the nodes of a tree; keys go to its scratch pages) or *prefilled* (its rows are committed
+prompt tokens, `row_slot` -1; keys go to their pages at once).
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from mlsdc.runtime.errors import CapacityError
+
+Array = npt.NDArray[Any]
+SCRATCH_SLOTS = 64
+HEADER_WORDS = 16
+BLOCK = 64  # positions per attention block (law L2)
+
+
+class Header(enum.IntEnum):
+    """Words of `header` i32[16]. WORK is filled by the program itself (attention work items)."""
+
+    ROWS = 0
+    SEQS = 1
+    OUT = 2
+    COMMITS = 3
+    WORK = 4
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Sizes an artifact was compiled for; `inspect` prints them, admission checks them."""
+
+    max_model_len: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_logit_rows: int
+    max_tree_nodes: int
+
+    def pages_per_seq(self, page_size: int) -> int:
+        return -(-self.max_model_len // page_size)
+
+    def scratch_pages(self, page_size: int) -> int:
+        """Pages of a sequence's scratch slab: the last committed token and the largest tree."""
+        return -(-(self.max_tree_nodes + 1) // page_size)
+
+
+INPUTS: dict[str, tuple[str, str]] = {
+    # name: (dtype, what its first axis counts)
+    "header": ("i4", "words"),
+    "tokens": ("i4", "rows"),  # token id of each row
+    "positions": ("i4", "rows"),  # committed length + depth
+    "row_seq": ("i4", "rows"),  # index of the row's sequence in this step
+    "row_slot": ("i4", "rows"),  # scratch slot of a drafted row, -1 for a committed (prefill) row
+    "ancestors": ("u8", "rows"),  # scratch slots the row reads, itself included: runtime.tree.ancestor_words; 0 for prefill rows
+    "seq_ctx": ("i4", "seqs"),  # drafted: committed tokens that lie in pages; prefilled: position of its first row
+    "seq_row": ("i4", "seqs"),  # first row of the sequence
+    "seq_rows": ("i4", "seqs"),  # how many rows it has
+    "page_table": ("i4", "seqs x pages_per_seq"),  # page of positions page_size * i ..
+    "scratch_table": ("i4", "seqs x scratch_pages"),  # page of slots page_size * i ..; unused by prefilled sequences
+    "out_rows": ("i4", "out"),  # rows that want logits and a choice
+    "choices": ("i4", "out"),  # result: the target's choice for each of them
+    "commit_src": ("i4", "commits"),  # token slots to copy: page * page_size + slot in the page
+    "commit_dst": ("i4", "commits"),
+}
+
+
+def aligned(shape: tuple[int, ...], dtype: str, alignment: int = 64) -> Array:
+    """A zeroed array whose data starts at a multiple of `alignment` bytes."""
+    size = int(np.prod(shape)) * np.dtype(dtype).itemsize
+    raw = np.zeros(size + alignment, np.uint8)
+    start = -raw.ctypes.data % alignment
+    return raw[start : start + size].view(dtype).reshape(shape)
+
+
+class StepBuffers:
+    """The arrays of INPUTS, as attributes, for the given limits and page size."""
+
+    header: Array
+    tokens: Array
+    positions: Array
+    row_seq: Array
+    row_slot: Array
+    ancestors: Array
+    seq_ctx: Array
+    seq_row: Array
+    seq_rows: Array
+    page_table: Array
+    scratch_table: Array
+    out_rows: Array
+    choices: Array
+    commit_src: Array
+    commit_dst: Array
+
+    def __init__(self, limits: Limits, page_size: int) -> None:
+        if limits.max_tree_nodes >= SCRATCH_SLOTS:
+            raise CapacityError(f"limits.max_tree_nodes: {limits.max_tree_nodes}, at most {SCRATCH_SLOTS - 1}")
+        self.limits = limits
+        self.page_size = page_size
+        for name, (dtype, _) in INPUTS.items():
+            setattr(self, name, aligned(input_shape(name, limits, page_size), dtype))
+
+
+def input_shape(name: str, limits: Limits, page_size: int) -> tuple[int, ...]:
+    """Shape of a step input at the limits."""
+    counts = {
+        "words": (HEADER_WORDS,),
+        "rows": (limits.max_num_batched_tokens,),
+        "seqs": (limits.max_num_seqs,),
+        "seqs x pages_per_seq": (limits.max_num_seqs, limits.pages_per_seq(page_size)),
+        "seqs x scratch_pages": (limits.max_num_seqs, limits.scratch_pages(page_size)),
+        "out": (limits.max_logit_rows,),
+        "commits": (limits.max_num_batched_tokens,),
+    }
+    return counts[INPUTS[name][1]]

@@ -1,0 +1,83 @@
+"""Trees of drafted tokens: the nodes one verify step checks together.
+
+`parents[i]` is the node before node i, or -1 for the last committed token; parents come before their children, so node i
+always has `parents[i] < i`. A chain is a tree of width 1, a plain decode step is a tree of no nodes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+MAX_NODES = 63  # the root row takes one of the 64 bits of an ancestor word
+
+
+@dataclass(frozen=True)
+class Tree:
+    """Drafted nodes, parents first. `logq[i]` is the proposer's log probability of node i given its parent.
+
+    `levels[i]` is the index (in the artifact's level table) of the level that proposed node i; statistics are kept by it.
+    """
+
+    tokens: tuple[int, ...] = ()
+    parents: tuple[int, ...] = ()
+    logq: tuple[float, ...] = ()
+    levels: tuple[int, ...] = field(default=())
+
+    def __post_init__(self) -> None:
+        if len(self.tokens) != len(self.parents):
+            raise ValueError(f"tree: {len(self.tokens)} tokens but {len(self.parents)} parents")
+        if len(self.tokens) > MAX_NODES:
+            raise ValueError(f"tree: {len(self.tokens)} nodes, at most {MAX_NODES}")
+        for i, parent in enumerate(self.parents):
+            if not -1 <= parent < i:
+                raise ValueError(f"tree: parents[{i}] is {parent}, expected -1..{i - 1}")
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def depths(self) -> list[int]:
+        """Depth of each node; a child of the last committed token has depth 1."""
+        depths: list[int] = []
+        for parent in self.parents:
+            depths.append(1 if parent < 0 else depths[parent] + 1)
+        return depths
+
+
+EMPTY = Tree()
+
+
+def chain(tokens: Sequence[int]) -> Tree:
+    """The tree of width 1 that proposes `tokens` one after the other."""
+    return Tree(tuple(tokens), tuple(range(-1, len(tokens) - 1)), (0.0,) * len(tokens), (0,) * len(tokens))
+
+
+def ancestor_words(tree: Tree) -> list[int]:
+    """Slots each verify row reads from scratch, itself included, as one 64-bit word per row.
+
+    Row 0 is the last committed token (slot 0), row i + 1 is node i (slot i + 1). Slots grow along every path, so the
+    set bits of a word are in order of position: the k-th set bit of a row is the key at position `committed + k`.
+    """
+    words = [1]
+    for i, parent in enumerate(tree.parents):
+        words.append(words[parent + 1] | (1 << (i + 1)))
+    return words
+
+
+def walk(tree: Tree, choices: Sequence[int]) -> tuple[list[int], list[int]]:
+    """Follow the target's choices down the tree: (accepted node indices, tokens to commit).
+
+    `choices[0]` is the target's choice after the last committed token, `choices[i + 1]` after node i. A node is accepted
+    iff it equals its parent's choice (law L1); the last committed token is the bonus, so len(tokens) = len(nodes) + 1.
+    """
+    children: dict[tuple[int, int], int] = {}
+    for i in range(len(tree) - 1, -1, -1):  # backwards: of two equal siblings the first one wins
+        children[tree.parents[i], tree.tokens[i]] = i
+    nodes: list[int] = []
+    tokens = [choices[0]]
+    at = -1
+    while (node := children.get((at, tokens[-1]))) is not None:
+        nodes.append(node)
+        at = node
+        tokens.append(choices[node + 1])
+    return nodes, tokens
