@@ -1,0 +1,117 @@
+"""What a target is: it lowers fused IR nodes to kernel launches, builds the kernels, and packs weights in its layout.
+
+Lowering is pure and cheap; `build` is the only slow call. Passes (`select_kernels`, `plan_buffers`) are the same for all targets.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol, Union
+
+import numpy as np
+import numpy.typing as npt
+
+from mlsdc.compiler.graph import Graph, Node
+from mlsdc.compiler.types import Type
+from mlsdc.runtime.manifest import TargetInfo
+from mlsdc.runtime.program import Arg
+
+
+class TemplateParams(Protocol):
+    """A frozen dataclass of templates/params.py: everything a template may ask for, nothing else."""
+
+    @property
+    def key(self) -> str:
+        """Readable and unique: `linear_q8_n960_k576_residual`. File name, log name and manifest key at once."""
+
+
+@dataclass(frozen=True)
+class KernelSpec:
+    """A template and its parameters; equal specs are one kernel. `abi` names the arguments in order, as `name: type`."""
+
+    template: str
+    params: TemplateParams
+    abi: tuple[str, ...]
+
+    @property
+    def key(self) -> str:
+        return self.params.key
+
+
+@dataclass(frozen=True)
+class ValueRef:
+    """Address of an IR value: a weight, a step input, or an intermediate in the arena."""
+
+    value: str
+
+
+@dataclass(frozen=True)
+class TempRef:
+    """Address of a scratch buffer of this node, `Lowering.temps[name]` bytes."""
+
+    temp: str
+
+
+CallArg = Union[ValueRef, TempRef, Arg]
+
+
+@dataclass(frozen=True)
+class Call:
+    """One launch before buffers are placed. Grid as in runtime.program.Launch."""
+
+    spec: KernelSpec
+    grid: int
+    count: str | None
+    args: tuple[CallArg, ...]
+
+
+@dataclass(frozen=True)
+class Lowering:
+    """A node as launches. `result_bytes` 0: the value has no storage of its own (a threaded kv cache, a view).
+
+    `in_place_of`: the input whose buffer the result takes over, if nobody else needs that input afterwards.
+    """
+
+    calls: tuple[Call, ...]
+    result_bytes: int
+    temps: Mapping[str, int] = field(default_factory=dict)
+    alias_of: str | None = None
+    in_place_of: str | None = None
+
+
+@dataclass(frozen=True)
+class Declined:
+    """Why a target cannot run a node."""
+
+    why: str
+
+
+class Target(ABC):
+    """One kind of machine to generate code for. `select` never raises for an unsupported node: it declines."""
+
+    name: str
+    device: str
+    requires: tuple[str, ...]
+
+    @abstractmethod
+    def lower(self, node: Node, graph: Graph) -> Lowering | Declined:
+        """The node's launches. Inputs and weights are never passed in."""
+
+    @abstractmethod
+    def prologue(self, graph: Graph) -> Sequence[Lowering]:
+        """Launches that run once before the graph's nodes (attention work items); their temps live as long as the program."""
+
+    @abstractmethod
+    def packed_bytes(self, type_: Type) -> int:
+        """Bytes of a weight of this type in the target's layout."""
+
+    @abstractmethod
+    def pack(self, type_: Type, rows: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
+        """Lay out a weight given as f32[n, k] (or [n]); deterministic. Source blocks are repacked by `pack_blocks` instead, where it can."""
+
+    @abstractmethod
+    def build(self, specs: Sequence[KernelSpec], directory: Path) -> TargetInfo:
+        """Generate, compile and check the kernels into `directory` (kernels/<target>/...). Raises CompileError naming kernel and file."""
