@@ -1,0 +1,145 @@
+"""An artifact on disk: opened, checked, and nothing in it trusted before that (laws L6, L7).
+
+At load every program, kernel and small file is hashed; weights are checked by size and by the hash of their header, in full only
+by `verify` (hashing gigabytes would cost more than starting). Paths are the manifest's, and never lead out of the folder.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from functools import cached_property
+from pathlib import Path, PurePosixPath
+
+from mlsdc.runtime.device.cpu_features import cpu_features, machine_name
+from mlsdc.runtime.errors import ArtifactError
+from mlsdc.runtime.manifest import LevelInfo, Manifest, TargetInfo
+from mlsdc.runtime.program import ProgramSpec
+from mlsdc.runtime.safetensors import SafetensorsFile, header_sha256
+
+MANIFEST = "manifest.json"
+
+
+class Artifact:
+    """A checked artifact folder. Everything read from it goes through `path`."""
+
+    def __init__(self, root: Path, manifest: Manifest) -> None:
+        self.root = root
+        self.manifest = manifest
+
+    @staticmethod
+    def open(path: str | Path) -> Artifact:
+        """Read the manifest and check every file. Raises ArtifactError with one line that says what is wrong and what to do."""
+        root = Path(path)
+        if not root.is_dir():
+            raise ArtifactError(f"{path}: no such artifact folder: run `mlsdc compile model.yaml -o {path}`")
+        root = root.resolve()
+        file = root / MANIFEST
+        if not file.is_file():
+            raise ArtifactError(f"{path}: no {MANIFEST} in it: this is not an artifact; run `mlsdc compile`")
+        try:
+            text = file.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ArtifactError(f"{path}/{MANIFEST}: cannot be read ({error}); compile again") from None
+        artifact = Artifact(root, Manifest.from_json(text, f"{path}/{MANIFEST}"))
+        artifact.check()
+        return artifact
+
+    @cached_property
+    def sha256(self) -> str:
+        """The artifact's own hash: that of its manifest, which holds all the others."""
+        return hashlib.sha256((self.root / MANIFEST).read_bytes()).hexdigest()
+
+    def path(self, name: str) -> Path:
+        """The file a manifest path names. Raises ArtifactError if it is absolute, leads out of the folder, or is not there."""
+        parts = PurePosixPath(name)
+        if not name or parts.is_absolute() or ".." in parts.parts or "\\" in name:
+            raise ArtifactError(f"{MANIFEST}: '{name}' is not a path inside the artifact")
+        file = self.root / name
+        if not file.is_file():
+            raise ArtifactError(f"{self.root.name}/{name}: missing: the artifact is incomplete, copy or compile it again")
+        if not file.resolve().is_relative_to(self.root):
+            raise ArtifactError(f"{self.root.name}/{name}: leads out of the artifact: replace the link by the file")
+        return file
+
+    def check(self) -> None:
+        """All files' hashes, and the weights' sizes and headers. Raises ArtifactError at the first fault."""
+        for name, expected in self.manifest.files.items():
+            self._check_hash(name, expected)
+        for name, (size, _) in self.manifest.weights.items():
+            found = self.path(name).stat().st_size
+            if found != size:
+                raise ArtifactError(
+                    f"{self.root.name}/{name}: {found} bytes, expected {size}: it is cut short or another file; copy or compile it again")
+            if header_sha256(self.path(name)) != self.manifest.weight_headers.get(name):
+                raise ArtifactError(f"{self.root.name}/{name}: its header is not the one that was packed; copy or compile it again")
+        listed = {*self.manifest.files, *self.manifest.weights}
+        for name in self._mentioned():
+            if name not in listed:
+                raise ArtifactError(f"{MANIFEST}: '{name}' is used but has no hash; compile again")
+
+    def verify(self) -> list[str]:
+        """Everything `check` does, plus every byte of the weights; returns the names that were checked. Raises ArtifactError."""
+        self.check()
+        for name, (_, expected) in self.manifest.weights.items():
+            self._check_hash(name, expected)
+        return sorted([*self.manifest.files, *self.manifest.weights])
+
+    def weights(self, level: str) -> SafetensorsFile:
+        """A level's memory-mapped weights. Raises ArtifactError."""
+        name = self._level(level).weights
+        if name is None:
+            raise ArtifactError(f"{self.root.name}: level '{level}' has no weights")
+        return SafetensorsFile(self.path(name))
+
+    def programs(self, level: str, target: TargetInfo) -> dict[str, ProgramSpec]:
+        """A level's programs for a target, by name (`forward`, `commit`). Raises ArtifactError."""
+        files = self._level(level).programs.get(target.name)
+        if files is None:
+            raise ArtifactError(f"{self.root.name}: level '{level}' has no programs for target '{target.name}'; compile again")
+        return {
+            name: ProgramSpec.from_json(self.path(file).read_text(encoding="utf-8"), f"{self.root.name}/{file}") for name, file in files.items()
+        }
+
+    def pick_target(self, device: str = "auto", features: frozenset[str] | None = None) -> TargetInfo:
+        """The first target in the manifest (the compiler puts the best first) that this machine can run.
+
+        `device` is a kind (`cpu`), a target's name, or `auto`. Raises ArtifactError that says what it was built for and what is missing.
+        """
+        features = cpu_features() if features is None else features
+        targets = self.manifest.targets
+        wanted = [t for t in targets if device in ("auto", t.device, t.name)]
+        if not wanted:
+            built = ", ".join(f"{t.name} ({t.device})" for t in targets) or "nothing"
+            raise ArtifactError(f"{self.root.name}: built for {built}, device '{device}' was asked for: run `mlsdc compile ... --target` for it")
+        for target in wanted:
+            if target.device == "cpu" and features.issuperset(target.requires):
+                return target
+        built = ", ".join(t.name for t in wanted)
+        missing = next((sorted(set(t.requires) - features) for t in wanted if t.device == "cpu"), ["a device this runtime can open"])
+        raise ArtifactError(
+            f"{self.root.name}: built for {built}, this machine has {machine_name(features)} and lacks {', '.join(missing)}: "
+            "run `mlsdc targets`, then `mlsdc compile ... --target` for one that fits")
+
+    def _level(self, name: str) -> LevelInfo:
+        for level in self.manifest.levels:
+            if level.name == name:
+                return level
+        raise ArtifactError(f"{self.root.name}: no level '{name}'; levels are {', '.join(x.name for x in self.manifest.levels)}")
+
+    def _check_hash(self, name: str, expected: str) -> None:
+        with self.path(name).open("rb") as file:
+            found = hashlib.file_digest(file, "sha256").hexdigest()
+        if found != expected:
+            raise ArtifactError(f"{self.root.name}/{name}: sha256 {found[:12]}, expected {expected[:12]}: it was edited; copy or compile it again")
+
+    def _mentioned(self) -> Iterator[str]:
+        """Paths of code and weights that the manifest would have the runtime load."""
+        for target in self.manifest.targets:
+            yield from target.files
+            yield from (kernel.file for kernel in target.kernels.values())
+        for level in self.manifest.levels:
+            if level.weights is not None:
+                yield level.weights
+            for programs in level.programs.values():
+                yield from programs.values()
