@@ -1,0 +1,144 @@
+"""The one definition of q8, q4 and a8: what a quantised number *means*. Packers, the interpreter and kernel tests share it.
+
+Groups of 32 run along the last axis. `codes` keep the logical shape; `scales` (and `mins`) have one entry a group.
+
+    q8   w = scale * q            scale = f16(max|w| / 127)     q = round(w / scale), clipped to -127..127
+    q4   w = scale * q + min      scale = f16((max - min) / 15) q = round((w - min) / scale), clipped to 0..15, min = f16(min w)
+    a8   x = scale * q            scale = f32(max|x| / 127)     q = round(x / scale)
+
+Rounding is to nearest even, a group of zeros has scale 0 and codes 0, and all arithmetic is f32 with the rounded scale.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from mlsdc.compiler.types import GROUP
+
+Array: TypeAlias = npt.NDArray[Any]
+Q4_1_BYTES = 20  # f16 scale, f16 min, 16 bytes of nibbles: element i low, element i + 16 high
+Q8_0_BYTES = 34  # f16 scale, 32 int8
+
+
+@dataclass(frozen=True, eq=False)
+class Q8:
+    """codes i8[n, k], scales f16[n, k / 32]."""
+
+    codes: Array
+    scales: Array
+
+    def dequantise(self) -> Array:
+        """f32[n, k]"""
+        return spread(self.scales) * self.codes.astype(np.float32)
+
+    def __getitem__(self, rows: Any) -> Q8:
+        return Q8(self.codes[rows], self.scales[rows])
+
+
+@dataclass(frozen=True, eq=False)
+class Q4:
+    """codes u8[n, k] in 0..15, scales and mins f16[n, k / 32]."""
+
+    codes: Array
+    scales: Array
+    mins: Array
+
+    def dequantise(self) -> Array:
+        """f32[n, k]"""
+        return spread(self.scales) * self.codes.astype(np.float32) + spread(self.mins)
+
+    def __getitem__(self, rows: Any) -> Q4:
+        return Q4(self.codes[rows], self.scales[rows], self.mins[rows])
+
+
+@dataclass(frozen=True, eq=False)
+class A8:
+    """codes i8[rows, k], scales f32[rows, k / 32]."""
+
+    codes: Array
+    scales: Array
+
+    def dequantise(self) -> Array:
+        """f32[rows, k]"""
+        return spread(self.scales) * self.codes.astype(np.float32)
+
+
+def quantise_q8(w: Array) -> Q8:
+    """w f32[n, k] -> q8. Raises ValueError when k is not a multiple of 32."""
+    groups = grouped(w)
+    scales = (np.abs(groups).max(-1) / np.float32(127)).astype(np.float16)
+    return Q8(ungrouped(np.clip(np.rint(divided(groups, scales)), -127, 127), np.int8), scales)
+
+
+def quantise_q4(w: Array) -> Q4:
+    """w f32[n, k] -> q4. Raises ValueError when k is not a multiple of 32."""
+    groups = grouped(w)
+    mins = groups.min(-1).astype(np.float16)
+    shifted = groups - mins.astype(np.float32)[..., None]
+    scales = ((groups.max(-1) - mins.astype(np.float32)) / np.float32(15)).astype(np.float16)
+    return Q4(ungrouped(np.clip(np.rint(divided(shifted, scales)), 0, 15), np.uint8), scales, mins)
+
+
+def quantise_a8(x: Array) -> A8:
+    """x f32[rows, k] -> a8. Raises ValueError when k is not a multiple of 32."""
+    groups = grouped(x)
+    scales = np.abs(groups).max(-1) / np.float32(127)
+    return A8(ungrouped(np.clip(np.rint(divided(groups, scales)), -127, 127), np.int8), scales)
+
+
+def linear_q(h: A8, w: Q8 | Q4) -> Array:
+    """`h @ w^T` -> f32[rows, n]: exact integer dots per group, then `acc += dot * (h.scale * w.scale)` in f32, in group order.
+
+    With q4 each group also adds `(h.scale * w.min) * sum(h.codes)`.
+    """
+    rows, k = h.codes.shape
+    acc = np.zeros((rows, w.codes.shape[0]), np.float32)
+    for g in range(k // GROUP):
+        part = slice(g * GROUP, (g + 1) * GROUP)
+        codes = h.codes[:, part].astype(np.float32)  # dots stay below 2^24: f32 holds them exactly
+        scale = h.scales[:, g, None].astype(np.float32)
+        acc += (codes @ w.codes[:, part].astype(np.float32).T) * (scale * w.scales[:, g].astype(np.float32))
+        if isinstance(w, Q4):
+            acc += codes.sum(-1, keepdims=True) * (scale * w.mins[:, g].astype(np.float32))
+    return acc
+
+
+def q8_from_gguf(blocks: Array, shape: tuple[int, int]) -> Q8:
+    """GGUF Q8_0 blocks, u8 of n * k / 32 * 34 bytes, as q8[n, k]: the same codes and scales."""
+    raw = np.ascontiguousarray(blocks, np.uint8).reshape(-1, Q8_0_BYTES)
+    scales = np.ascontiguousarray(raw[:, :2]).view(np.float16).reshape(shape[0], -1)
+    return Q8(np.ascontiguousarray(raw[:, 2:]).view(np.int8).reshape(shape), scales)
+
+
+def q4_from_gguf(blocks: Array, shape: tuple[int, int]) -> Q4:
+    """GGUF Q4_1 blocks, u8 of n * k / 32 * 20 bytes, as q4[n, k]: the same codes, scales and minima."""
+    raw = np.ascontiguousarray(blocks, np.uint8).reshape(-1, Q4_1_BYTES)
+    factors = np.ascontiguousarray(raw[:, :4]).view(np.float16)
+    codes = np.concatenate([raw[:, 4:] & 15, raw[:, 4:] >> 4], axis=1)
+    return Q4(codes.reshape(shape), factors[:, 0].reshape(shape[0], -1), factors[:, 1].reshape(shape[0], -1))
+
+
+def grouped(x: Array) -> Array:
+    """f32[..., k] -> f32[..., k / 32, 32]"""
+    if x.shape[-1] % GROUP:
+        raise ValueError(f"last axis is {x.shape[-1]}, expected a multiple of {GROUP}")
+    return np.ascontiguousarray(x, np.float32).reshape(*x.shape[:-1], -1, GROUP)
+
+
+def ungrouped(groups: Array, dtype: type[np.generic]) -> Array:
+    return groups.astype(dtype).reshape(*groups.shape[:-2], -1)
+
+
+def divided(groups: Array, scales: Array) -> Array:
+    """groups / scale, 0 where the scale is 0."""
+    scale = scales.astype(np.float32)[..., None]
+    return np.divide(groups, scale, out=np.zeros_like(groups), where=scale != 0)
+
+
+def spread(factors: Array) -> Array:
+    """[..., k / 32] -> f32[..., k]: every element its group's factor."""
+    return np.repeat(factors.astype(np.float32), GROUP, axis=-1)
