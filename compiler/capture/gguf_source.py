@@ -1,0 +1,171 @@
+"""A GGUF file as a model source: Hugging Face names and row order, config and facts from its metadata."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mlsdc.compiler.capture.gguf_blocks import dequantise
+from mlsdc.compiler.capture.gguf_file import GgufFile, GgufTensor
+from mlsdc.compiler.capture.gguf_tokenizer import tokenizer_json
+from mlsdc.compiler.capture.source import Blocks, ModelSource, checked
+from mlsdc.compiler.errors import CaptureError
+
+ARCHITECTURES = ("llama", "qwen2", "qwen3")
+_PERMUTED = ("llama",)  # llama.cpp's converter interleaves the halves of q and k rows for these
+
+_NAMES = {
+    "token_embd": "model.embed_tokens",
+    "output": "lm_head",
+    "output_norm": "model.norm",
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+ROPE_FACTORS = "rope_freqs.weight"  # llama 3: what each inv_freq is divided by
+
+_CONFIG = {  # metadata key after the architecture -> config.json key
+    "context_length": "max_position_embeddings",
+    "block_count": "num_hidden_layers",
+    "embedding_length": "hidden_size",
+    "feed_forward_length": "intermediate_size",
+    "attention.head_count": "num_attention_heads",
+    "attention.head_count_kv": "num_key_value_heads",
+    "attention.layer_norm_rms_epsilon": "rms_norm_eps",
+}
+
+
+def hf_name(name: str) -> str:
+    """`blk.3.attn_q.weight` -> `model.layers.3.self_attn.q_proj.weight`; names without a counterpart stay."""
+    match = re.fullmatch(r"(?:blk\.(\d+)\.)?(\w+)\.(weight|bias)", name)
+    if match is None or match[2] not in _NAMES:
+        return name
+    layer, part, kind = match.groups()
+    return f"model.layers.{layer}.{_NAMES[part]}.{kind}" if layer is not None else f"{_NAMES[part]}.{kind}"
+
+
+def unpermuted(num_rows: int, heads: int) -> NDArray[np.intp]:
+    """Order that takes llama.cpp's q or k rows back to Hugging Face's: per head, (2 i, 2 i + 1) -> (i, i + d/2)."""
+    return np.arange(num_rows).reshape(heads, -1, 2).swapaxes(1, 2).reshape(-1)
+
+
+class GgufWeights:
+    """A GGUF file's tensors under Hugging Face names and in Hugging Face's row order."""
+
+    def __init__(self, file: GgufFile, heads: Mapping[str, int]) -> None:
+        """`heads`: heads of the rows to put back in order, by projection (`q_proj`, `k_proj`)."""
+        self._file = file
+        self._heads = heads
+        self._tensors = {hf_name(name): tensor for name, tensor in file.tensors.items()}
+
+    def names(self) -> tuple[str, ...]:
+        return tuple(self._tensors)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._tensor(name).shape
+
+    def read(self, name: str) -> NDArray[np.float32]:
+        tensor = self._tensor(name)
+        values = dequantise(tensor.type, self._file.raw(tensor.name), tensor.shape)
+        return checked(self._ordered(name, values), self._file.where, name)
+
+    def block(self, name: str) -> Blocks | None:
+        tensor = self._tensor(name)
+        if tensor.type.block == 1:
+            return None
+        rows = self._file.raw(tensor.name).reshape(-1, tensor.shape[-1] // tensor.type.block * tensor.type.num_bytes)
+        return Blocks(tensor.type.name, tensor.shape, self._ordered(name, rows))
+
+    def _ordered(self, name: str, rows: NDArray[Any]) -> NDArray[Any]:
+        heads = self._heads.get(name.split(".")[-2])
+        return rows if heads is None else rows[unpermuted(rows.shape[0], heads)]
+
+    def _tensor(self, name: str) -> GgufTensor:
+        if name not in self._tensors:
+            raise CaptureError(f"{self._file.where}: has no tensor '{name}'")
+        return self._tensors[name]
+
+
+@dataclass(frozen=True)
+class _Metadata:
+    """Typed access to metadata, with the file and key in every error."""
+
+    file: GgufFile
+    architecture: str
+
+    def get(self, key: str) -> Any:
+        full = f"{self.architecture}.{key}"
+        if full not in self.file.metadata:
+            raise CaptureError(f"{self.file.where}: metadata has no '{full}'")
+        value = self.file.metadata[full]
+        if isinstance(value, list):
+            if len(set(value)) != 1:
+                raise CaptureError(f"{self.file.where}: '{full}' differs by layer, which cannot be captured")
+            value = value[0]
+        return value
+
+    def has(self, key: str) -> bool:
+        return f"{self.architecture}.{key}" in self.file.metadata
+
+
+def config_from(file: GgufFile) -> dict[str, Any]:
+    """config.json's facts from the metadata. Raises CaptureError naming the key that is missing or not understood."""
+    architecture = file.metadata.get("general.architecture")
+    if architecture not in ARCHITECTURES:
+        raise CaptureError(f"{file.where}: architecture '{architecture}' cannot be captured from GGUF; known are {', '.join(ARCHITECTURES)}")
+    metadata = _Metadata(file, architecture)
+    if metadata.has("rope.scaling.type") and metadata.get("rope.scaling.type") != "none":
+        raise CaptureError(f"{file.where}: '{architecture}.rope.scaling.type' is '{metadata.get('rope.scaling.type')}'; use the Hugging Face directory instead")
+    config: dict[str, Any] = {"model_type": architecture} | {key: metadata.get(gguf) for gguf, key in _CONFIG.items()}
+    # the file holds eps as f32; the shortest decimal that means it (1e-05) is what the model was trained with
+    config["rms_norm_eps"] = float(np.format_float_positional(np.float32(config["rms_norm_eps"]), unique=True))
+    head_dim = metadata.get("attention.key_length") if metadata.has("attention.key_length") else config["hidden_size"] // config["num_attention_heads"]
+    config["head_dim"] = head_dim
+    if metadata.has("rope.dimension_count") and metadata.get("rope.dimension_count") != head_dim:
+        raise CaptureError(f"{file.where}: '{architecture}.rope.dimension_count' is {metadata.get('rope.dimension_count')}, expected head_dim {head_dim}")
+    theta = float(metadata.get("rope.freq_base")) if metadata.has("rope.freq_base") else 10000.0
+    config["rope_parameters"] = {"rope_type": "default", "rope_theta": theta}
+    if "token_embd.weight" not in file.tensors:
+        raise CaptureError(f"{file.where}: has no tensor 'token_embd.weight'")
+    config["vocab_size"] = file.tensors["token_embd.weight"].shape[0]
+    config["tie_word_embeddings"] = "output.weight" not in file.tensors
+    config["hidden_act"] = "silu"
+    config["attention_bias"] = "blk.0.attn_q.bias" in file.tensors
+    config["mlp_bias"] = "blk.0.ffn_up.bias" in file.tensors
+    return config
+
+
+def gguf_source(path: Path, label: str) -> ModelSource:
+    file = GgufFile(path)
+    config = config_from(file)
+    heads = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]} if config["model_type"] in _PERMUTED else {}
+    metadata = file.metadata
+    eos = [metadata[key] for key in ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id") if key in metadata]
+    config["bos_token_id"] = metadata.get("tokenizer.ggml.bos_token_id")
+    config["eos_token_id"] = eos
+    return ModelSource(
+        label=label,
+        name=str(metadata.get("general.name") or path.stem),
+        license=str(metadata.get("general.license", "")),
+        config=config,
+        weights=GgufWeights(file, heads),
+        tokenizer_json=tokenizer_json(file),
+        chat_template=str(metadata.get("tokenizer.chat_template", "")),
+        num_tokens=len(metadata["tokenizer.ggml.tokens"]),
+        bos_token_id=config["bos_token_id"],
+        eos_token_ids=tuple(dict.fromkeys(eos)),
+    )

@@ -1,0 +1,108 @@
+"""A Hugging Face directory as a model source: config.json, safetensors (sharded or not), tokenizer.json."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mlsdc.compiler.capture.safetensors_file import SafetensorsFile
+from mlsdc.compiler.capture.source import Blocks, ModelSource
+from mlsdc.compiler.errors import CaptureError
+
+_INDEX = "model.safetensors.index.json"
+
+
+class HfWeights:
+    """The directory's tensors, by name, over all shards."""
+
+    def __init__(self, directory: Path) -> None:
+        self._where = directory.name
+        if (directory / _INDEX).exists():
+            weight_map = _json(directory, _INDEX).get("weight_map")
+            if not isinstance(weight_map, dict):
+                raise CaptureError(f"{self._where}/{_INDEX}: has no 'weight_map'")
+            shards = sorted(set(weight_map.values()))
+        else:
+            shards = sorted(path.name for path in directory.glob("*.safetensors"))
+        if not shards:
+            raise CaptureError(f"{self._where}: has no *.safetensors file")
+        self._files: dict[str, SafetensorsFile] = {}
+        for shard in shards:
+            file = SafetensorsFile(directory / shard)
+            self._files |= dict.fromkeys(file.names(), file)
+
+    def names(self) -> tuple[str, ...]:
+        return tuple(self._files)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._file(name).shape(name)
+
+    def read(self, name: str) -> NDArray[np.float32]:
+        return self._file(name).read(name)
+
+    def block(self, name: str) -> Blocks | None:
+        self._file(name)
+        return None
+
+    def _file(self, name: str) -> SafetensorsFile:
+        if name not in self._files:
+            raise CaptureError(f"{self._where}: has no tensor '{name}'")
+        return self._files[name]
+
+
+def hf_source(directory: Path, label: str) -> ModelSource:
+    config = _json(directory, "config.json")
+    for key in ("model_type", "vocab_size"):
+        if key not in config:
+            raise CaptureError(f"{directory.name}/config.json: has no '{key}'")
+    generation = _json(directory, "generation_config.json", missing_ok=True)
+    tokenizer_config = _json(directory, "tokenizer_config.json", missing_ok=True)
+    tokenizer = _text(directory, "tokenizer.json")
+    eos = generation.get("eos_token_id", config.get("eos_token_id"))
+    template = directory / "chat_template.jinja"
+    chat_template = template.read_text(encoding="utf-8") if template.exists() else tokenizer_config.get("chat_template", "")
+    return ModelSource(
+        label=label,
+        name=directory.name,
+        license=str(config.get("license", "")),
+        config=config,
+        weights=HfWeights(directory),
+        tokenizer_json=tokenizer,
+        chat_template=chat_template if isinstance(chat_template, str) else "",
+        num_tokens=_num_tokens(tokenizer, directory),
+        bos_token_id=config.get("bos_token_id"),
+        eos_token_ids=tuple(eos) if isinstance(eos, list) else () if eos is None else (eos,),
+    )
+
+
+def _num_tokens(tokenizer: str, directory: Path) -> int:
+    try:
+        parsed = json.loads(tokenizer)
+        vocab = parsed["model"]["vocab"]
+        ids = list(vocab.values()) if isinstance(vocab, dict) else list(range(len(vocab)))
+        return 1 + max(ids + [token["id"] for token in parsed.get("added_tokens", [])])
+    except (ValueError, KeyError, TypeError) as error:
+        raise CaptureError(f"{directory.name}/tokenizer.json: not a tokenizer ({type(error).__name__}: {error})") from None
+
+
+def _text(directory: Path, name: str) -> str:
+    try:
+        return (directory / name).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise CaptureError(f"{directory.name}/{name}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
+
+
+def _json(directory: Path, name: str, *, missing_ok: bool = False) -> dict[str, Any]:
+    if missing_ok and not (directory / name).exists():
+        return {}
+    try:
+        parsed = json.loads(_text(directory, name))
+    except ValueError as error:
+        raise CaptureError(f"{directory.name}/{name}: not JSON: {error}") from None
+    if not isinstance(parsed, dict):
+        raise CaptureError(f"{directory.name}/{name}: expected an object, found {type(parsed).__name__}")
+    return parsed

@@ -1,0 +1,39 @@
+"""From what model.yaml names to a model source: a GGUF file, a Hugging Face directory, or `package:NAME` (a file an installed package carries)."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+from mlsdc.compiler.capture.gguf_source import gguf_source
+from mlsdc.compiler.capture.hf_source import hf_source
+from mlsdc.compiler.capture.source import ModelSource
+from mlsdc.compiler.errors import CaptureError
+
+PACKAGE = "package:"
+
+
+def load_source(ref: str, base: Path | None = None) -> ModelSource:
+    """Open and check the checkpoint `ref` names; relative paths start at `base` (the folder of model.yaml). Raises CaptureError."""
+    path = _in_package(ref.removeprefix(PACKAGE)) if ref.startswith(PACKAGE) else (base or Path()) / Path(ref).expanduser()
+    label = ref if ref.startswith(PACKAGE) else path.name
+    if path.is_dir():
+        return hf_source(path.resolve(), label)
+    if not path.exists():
+        raise CaptureError(f"'{ref}' is neither a file nor a directory; a model is a .gguf file, a Hugging Face directory, or {PACKAGE}NAME")
+    return gguf_source(path, label)
+
+
+def _in_package(name: str) -> Path:
+    """The one model inside an installed package, found without importing it; `NAME/file.gguf` picks one of several."""
+    package, _, wanted = name.partition("/")
+    spec = importlib.util.find_spec(package) if package.isidentifier() else None
+    if spec is None or not spec.submodule_search_locations:
+        raise CaptureError(f"package '{package}' is not installed: pip install {package.replace('_', '-')}")
+    found = [path for folder in spec.submodule_search_locations for path in sorted(Path(folder).rglob("*.gguf"))]
+    found = [path for path in found if not wanted or path.as_posix().endswith("/" + wanted)]
+    if not found:
+        raise CaptureError(f"package '{package}' holds no {wanted or '.gguf file'}")
+    if len(found) > 1:
+        raise CaptureError(f"package '{package}' holds {', '.join(path.name for path in found)}; name one: {PACKAGE}{package}/FILE")
+    return found[0]

