@@ -179,6 +179,11 @@ class Editor:
             raise IrError(f"%{name} is defined twice")
         return self._put(Node(name, op_, inputs, infer(name, op_, [self.nodes[i].type for i in inputs]), origin))
 
+    def input(self, name: str, type_: Type) -> str:
+        if name in self.nodes:
+            raise IrError(f"%{name} is defined twice")
+        return self._put(Node(name, Input(), (), type_))
+
     def weight(self, name: str, type_: Type, *sources: str) -> str:
         if name in self.nodes:
             raise IrError(f"%{name} is defined twice")
