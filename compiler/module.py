@@ -8,6 +8,7 @@ from typing import Any
 
 from mlsdc.compiler.graph import Graph
 from mlsdc.runtime.kv_format import KvGeometry
+from mlsdc.runtime.manifest import Plan
 
 
 @dataclass(frozen=True)
@@ -26,10 +27,11 @@ class LevelModule:
 
 @dataclass(frozen=True)
 class Module:
-    """Levels cheapest first; the last one is the target."""
+    """Levels cheapest first; the last one is the target. `plan` is what plan-cascade decides."""
 
     name: str
     levels: tuple[LevelModule, ...]
+    plan: Plan | None = None
 
     @property
     def target(self) -> LevelModule:
