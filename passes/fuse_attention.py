@@ -1,0 +1,101 @@
+"""fuse-attention: dequantise, matmul, mask, softmax and matmul over the cache become one paged tree attention."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from mlsdc.compiler.graph import Editor, Graph, Node
+from mlsdc.compiler.ops import Op
+from mlsdc.compiler.ops_core import Reshape, Softmax
+from mlsdc.compiler.ops_kv import Dequantise, Mask, MatMulPV, MatMulQK, PagedAttention, ReadKv, TreeMask
+from mlsdc.compiler.ops_quant import Quantise
+from mlsdc.compiler.pipeline import GraphPass
+from mlsdc.compiler.types import GROUP, TensorType
+
+
+@dataclass(frozen=True)
+class FuseAttention(GraphPass):
+    """One kernel per layer that reads pages block by block, and never writes scores or f32 keys to memory.
+
+    Before::
+
+        %keys = read_kv(%kv, %tree, layer=0, which="keys")        %keys_f32 = dequantise(%keys)
+        %values = read_kv(%kv, %tree, layer=0, which="values")    %values_f32 = dequantise(%values)
+        %scores = matmul_qk(%q, %keys_f32, scale=0.125)
+        %masked = mask(%scores, %tree_mask)
+        %probs = softmax(%masked)
+        %attend = matmul_pv(%probs, %values_f32)
+        %merged = reshape(%attend, shape=[-1, 576])
+        %merged.a8 = quantise(%merged)
+
+    After::
+
+        %attend = paged_attention(%q, %kv, %tree, layer=0, scale=0.125, quantise=true)
+
+    Declines: keys and values of different layers, caches or trees; a mask of another tree, or of other rows; a value in between that
+    somebody else reads. The last two ops stay outside where they do not match, and where head_dim is no multiple of 32 (a group of the
+    quantised row would span two heads).
+    """
+
+    name: ClassVar[str] = "fuse-attention"
+
+    def rewrite(self, graph: Graph) -> Graph:
+        editor = Editor(graph)
+        for node in graph:
+            fused = match_attention(editor, node)
+            if fused is not None:
+                editor.replace(node.name, *fused)
+                take_quantise(editor, node.name)
+        return editor.finish()
+
+
+def match_attention(editor: Editor, node: Node) -> tuple[Op, str, str, str] | None:
+    """paged_attention and its inputs (q, kv, tree), if `node` ends the chain; else None."""
+    if not isinstance(node.op, MatMulPV):
+        return None
+    probs = inner(editor, node, 0, Softmax)
+    masked = probs and inner(editor, probs, 0, Mask)
+    scores = masked and inner(editor, masked, 0, MatMulQK)
+    keys = scores and stored(editor, scores, "keys")
+    values = stored(editor, node, "values")
+    if not (masked and scores and keys and values):
+        return None
+    mask = editor.producer(masked, 1, TreeMask)
+    if mask is None or keys.inputs != values.inputs or mask.inputs[0] != keys.inputs[1]:
+        return None
+    qk, read, other, seen = scores.op, keys.op, values.op, mask.op
+    assert isinstance(qk, MatMulQK) and isinstance(read, ReadKv) and isinstance(other, ReadKv) and isinstance(seen, TreeMask)
+    if (read.layer, read.rows, read.ctx) != (other.layer, other.rows, other.ctx) or (read.rows, read.ctx) != (seen.rows, seen.ctx):
+        return None
+    return PagedAttention(read.layer, qk.scale, seen.window, qk.softcap), scores.inputs[0], *keys.inputs
+
+
+def inner(editor: Editor, node: Node, index: int, kind: type[Op]) -> Node | None:
+    """The producer of an input that nobody else reads."""
+    made = editor.producer(node, index, kind)
+    return made if made is not None and editor.only_user(made.name) is not None else None
+
+
+def stored(editor: Editor, matmul: Node, which: str) -> Node | None:
+    """The read_kv behind a matmul's second input."""
+    plain = inner(editor, matmul, 1, Dequantise)
+    read = plain and inner(editor, plain, 0, ReadKv)
+    return read if read and isinstance(read.op, ReadKv) and read.op.which == which else None
+
+
+def take_quantise(editor: Editor, name: str) -> None:
+    """quantise(reshape(paged_attention(...)) to [rows, heads * d]) => paged_attention {quantise=true}."""
+    attention, merged = editor[name], editor.only_user(name)
+    if merged is None or not isinstance(merged.op, Reshape):
+        return
+    quantise = editor.only_user(merged.name)
+    if quantise is None or not isinstance(quantise.op, Quantise):
+        return
+    op, out, flat = attention.op, attention.type, merged.type
+    assert isinstance(op, PagedAttention) and isinstance(out, TensorType) and isinstance(flat, TensorType)
+    _, heads, dim = out.shape
+    if not isinstance(heads, int) or not isinstance(dim, int) or dim % GROUP or flat.shape != (out.shape[0], heads * dim):
+        return
+    editor.replace(name, PagedAttention(op.layer, op.scale, op.window, op.softcap, quantise=True), *attention.inputs)
+    editor.redirect(quantise.name, name)

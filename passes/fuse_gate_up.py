@@ -1,0 +1,63 @@
+"""fuse-gate-up: both halves of a gated MLP, its activation and the quantisation of its product in one kernel."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from mlsdc.compiler.graph import Editor, Graph, Node
+from mlsdc.compiler.ops_core import Binary, Unary
+from mlsdc.compiler.ops_quant import GatedQuantise, LinearQ, Quantise
+from mlsdc.compiler.pipeline import GraphPass
+from mlsdc.passes.stack_weights import stackable, stacked
+
+ACTIVATIONS = ("silu", "gelu_tanh")
+
+
+@dataclass(frozen=True)
+class FuseGateUp(GraphPass):
+    """quantise(act(h @ gate^T) * (h @ up^T)) => gated_quantise(h, gate over up).
+
+    Before::
+
+        %gate = linear_q(%h, %w.gate)    %act = unary(%gate, fn="silu")    %up = linear_q(%h, %w.up)
+        %gated = binary(%act, %up, fn="mul")    %gated.a8 = quantise(%gated)
+
+    After (the sources of %w.gate_up are gate's, then up's)::
+
+        %gated = gated_quantise(%h, %w.gate_up, act="silu")
+
+    Declines: another activation than silu or gelu_tanh; biases; weights of different dtypes or of more than one reader; a value in
+    between that somebody else reads.
+    """
+
+    name: ClassVar[str] = "fuse-gate-up"
+
+    def rewrite(self, graph: Graph) -> Graph:
+        editor = Editor(graph)
+        for node in graph:
+            halves = match_gate_up(editor, node)
+            if halves is None:
+                continue
+            product, act, gate, up = halves
+            (weight,) = stacked(editor, (gate, up), "gate_up")
+            editor.replace(product.name, GatedQuantise(act), gate.inputs[0], weight)
+            editor.redirect(node.name, product.name)
+        return editor.finish()
+
+
+def match_gate_up(editor: Editor, quantise: Node) -> tuple[Node, str, Node, Node] | None:
+    """(product, act, gate, up) behind a quantise, else None. The product's operands may stand in either order."""
+    product = editor.producer(quantise, 0, Binary) if isinstance(quantise.op, Quantise) else None
+    if product is None or product.op != Binary("mul") or editor.only_user(product.name) is None:
+        return None
+    for index in (0, 1):
+        active, up = editor.producer(product, index, Unary), editor.producer(product, 1 - index, LinearQ)
+        gate = editor.producer(active, 0, LinearQ) if active else None
+        if not (active and up and gate) or gate.name == up.name:
+            continue
+        assert isinstance(active.op, Unary) and isinstance(gate.op, LinearQ)
+        alone = all(editor.only_user(value.name) is not None for value in (active, gate, up))
+        if alone and active.op.fn in ACTIVATIONS and not gate.op.bias and stackable(editor, (gate, up)):
+            return product, active.op.fn, gate, up
+    return None

@@ -1,0 +1,60 @@
+"""plan-cascade: how many nodes the levels draft when nobody has measured anything yet."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from mlsdc.compiler.errors import ConfigError
+from mlsdc.compiler.module import LevelModule, Module
+from mlsdc.compiler.pipeline import Pass
+from mlsdc.runtime.manifest import Plan
+from mlsdc.runtime.tree import MAX_NODES
+
+
+@dataclass(frozen=True)
+class PlanCascade(Pass):
+    """Keep the levels as they are given, check them, and set the module's default plan.
+
+    Before::
+
+        levels: ngram {max_nodes=16}, target
+
+    After::
+
+        levels: ngram {max_nodes=16}, target    plan: max_draft_tokens=16, draft_tokens=7
+
+    `free_rows` is how many rows the target verifies for about the price of one; the default plan drafts into them and no further:
+    min(max_nodes, free_rows - 1), the row of the last committed token being one of them. A cascade without a drafting level gets the
+    plan 0, 0.
+
+    Raises ConfigError, naming the level: two levels of one name; a target without a `forward` program; a drafting level whose
+    `max_nodes` is missing or outside 1..63.
+    """
+
+    name: ClassVar[str] = "plan-cascade"
+    free_rows: int = 8
+
+    def run(self, module: Module) -> Module:
+        check_names(module)
+        if "forward" not in module.target.graphs:
+            raise ConfigError(f"cascade: level '{module.target.name}' is the target, but has no 'forward' program")
+        widest = max((max_nodes(level) for level in module.levels[:-1]), default=0)
+        return replace(module, plan=Plan(max_draft_tokens=widest, draft_tokens=min(widest, max(0, self.free_rows - 1))))
+
+
+def check_names(module: Module) -> None:
+    if not module.levels:
+        raise ConfigError("cascade: there are no levels, expected at least a target")
+    name, count = Counter(level.name for level in module.levels).most_common(1)[0]
+    if count > 1:
+        raise ConfigError(f"cascade: {count} levels are named '{name}'; give each its own `name`")
+
+
+def max_nodes(level: LevelModule) -> int:
+    """The most nodes the level may propose."""
+    nodes = level.params.get("max_nodes")
+    if not isinstance(nodes, int) or not 1 <= nodes <= MAX_NODES:
+        raise ConfigError(f"cascade: level '{level.name}': max_nodes is {nodes}, expected 1..{MAX_NODES}")
+    return nodes

@@ -1,0 +1,83 @@
+"""quantise-weights: linears over packed weights and quantised rows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from mlsdc.compiler.graph import Editor, Graph, Node
+from mlsdc.compiler.ops_core import ArgMax
+from mlsdc.compiler.ops_nn import Embed, Linear
+from mlsdc.compiler.ops_quant import LinearQ, Quantise
+from mlsdc.compiler.pipeline import GraphPass
+from mlsdc.compiler.types import GROUP, DType, TensorType
+from mlsdc.passes.names import free
+
+WEIGHTS = ("int8", "int4", "none")
+
+
+@dataclass(frozen=True)
+class QuantiseWeights(GraphPass):
+    """Pack the weights of linears and embeddings; quantise each linear's input once, whatever the number of its users.
+
+    Before::
+
+        %w.q = weight() : f32[576, 576]    %q = linear(%h, %w.q)    %k = linear(%h, %w.k)
+
+    After::
+
+        %w.q = weight() : q8[576, 576]    %h.a8 = quantise(%h)    %q = linear_q(%h.a8, %w.q)    %k = linear_q(%h.a8, %w.k)
+
+    `weights` int8 packs as q8. int4 packs as q4, but for embeddings and the head (whose errors the softmax does not forgive): q8.
+    none changes nothing. A bias stays f32 and moves into linear_q. An embedding keeps its op, its table is packed.
+
+    Declines, weight by weight: columns that are no multiple of 32; a weight that anything but linears (of rank-2 inputs) and
+    embeddings reads, or that is an output.
+    """
+
+    name: ClassVar[str] = "quantise-weights"
+    weights: str = "int8"
+
+    def rewrite(self, graph: Graph) -> Graph:
+        if self.weights == "none":
+            return graph
+        editor = Editor(graph)
+        for weight in graph.weights():
+            if not packable(editor, weight):
+                continue
+            assert isinstance(weight.type, TensorType)
+            linears = [user for user in editor.users(weight.name) if isinstance(user.op, Linear)]
+            precise = len(linears) < len(editor.users(weight.name)) or any(is_head(editor, linear) for linear in linears)
+            editor.retype(weight.name, weight.type.with_dtype(DType.Q4 if self.weights == "int4" and not precise else DType.Q8))
+            for linear in linears:
+                x, *rest = linear.inputs
+                editor.replace(linear.name, LinearQ(bias=len(rest) == 2), quantised(editor, x), *rest)
+        return editor.finish()
+
+
+def packable(editor: Editor, weight: Node) -> bool:
+    type_, users = weight.type, editor.users(weight.name)
+    if not isinstance(type_, TensorType) or type_.rank != 2 or not users or editor.is_output(weight.name):
+        return False
+    columns = type_.shape[1]
+    return isinstance(columns, int) and columns % GROUP == 0 and all(reads_as_weight(editor, user, weight.name) for user in users)
+
+
+def reads_as_weight(editor: Editor, user: Node, weight: str) -> bool:
+    if not isinstance(user.op, Linear | Embed) or user.inputs[1] != weight or user.inputs.count(weight) != 1:
+        return False
+    x = editor[user.inputs[0]].type
+    return isinstance(user.op, Embed) or (isinstance(x, TensorType) and x.rank == 2)
+
+
+def is_head(editor: Editor, linear: Node) -> bool:
+    """Logits: an output of the graph, or what a choice is made from."""
+    return editor.is_output(linear.name) or any(isinstance(user.op, ArgMax) for user in editor.users(linear.name))
+
+
+def quantised(editor: Editor, x: str) -> str:
+    """The one quantised form of a value."""
+    for user in editor.users(x):
+        if isinstance(user.op, Quantise):
+            return user.name
+    return editor.add(free(editor, f"{x}.a8"), Quantise(), x, origin=editor[x].origin)

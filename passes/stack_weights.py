@@ -1,0 +1,43 @@
+"""Linears over the same rows as one linear: when their weights can be stacked, and the stacked weight."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from mlsdc.compiler.graph import Editor, Node, Weight
+from mlsdc.compiler.ops_quant import LinearQ
+from mlsdc.compiler.types import TensorType
+from mlsdc.passes.names import beside, free
+
+
+def stackable(editor: Editor, linears: Sequence[Node]) -> bool:
+    """Same input; weights (and biases: all or none) that are weight nodes of one type but for the rows, read by nobody else; no residual."""
+    first = linears[0]
+    if any(not isinstance(linear.op, LinearQ) or linear.op != first.op or linear.op.residual for linear in linears):
+        return False
+    if any(linear.inputs[0] != first.inputs[0] for linear in linears):
+        return False
+    return all(same_but_rows(editor, [linear.inputs[index] for linear in linears]) for index in range(1, len(first.inputs)))
+
+
+def same_but_rows(editor: Editor, names: Sequence[str]) -> bool:
+    kinds = set()
+    for name in names:
+        node = editor[name]
+        if not isinstance(node.op, Weight) or not isinstance(node.type, TensorType) or editor.only_user(name) is None:
+            return False
+        kinds.add((node.type.dtype, node.type.shape[1:]))
+    return len(kinds) == 1 and len(set(names)) == len(names)
+
+
+def stacked(editor: Editor, linears: Sequence[Node], leaf: str) -> tuple[str, ...]:
+    """New weight nodes (weight, then bias if there is one) named `leaf`, beside the first linear's: rows in the order of `linears`."""
+    names = []
+    for index in range(1, len(linears[0].inputs)):
+        parts = [editor[linear.inputs[index]] for linear in linears]
+        types = [part.type for part in parts if isinstance(part.type, TensorType)]
+        sources = [source for part in parts if isinstance(part.op, Weight) for source in part.op.sources]
+        rows = sum(size for type_ in types if isinstance(size := type_.shape[0], int))
+        wanted = beside(parts[0].name, leaf if index == 1 else f"{leaf}_bias")
+        names.append(editor.weight(free(editor, wanted), types[0].with_shape(rows, *types[0].shape[1:]), *sources))
+    return tuple(names)
