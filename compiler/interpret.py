@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from mlsdc.compiler import interpret_core, interpret_kv, interpret_quant
+from mlsdc.compiler import interpret_capture, interpret_core, interpret_kv, interpret_quant  # noqa: F401  (they register their ops)
 from mlsdc.compiler.errors import IrError
 from mlsdc.compiler.graph import Graph, Input, Node, Weight
 from mlsdc.compiler.interpret_core import EVAL, Context, Value
@@ -21,13 +21,19 @@ from mlsdc.compiler.interpret_state import KvState, StepTree
 from mlsdc.compiler.quantise import A8, Q4, Q8, quantise_q4, quantise_q8
 from mlsdc.compiler.types import DType, KvType, TensorType, TreeType, Type
 
-__all__ = ["Context", "KvState", "StepTree", "Value", "evaluate", "interpret", "interpret_core", "interpret_kv", "interpret_quant"]
+__all__ = ["Context", "KvState", "StepTree", "Value", "evaluate", "interpret"]
+
 
 WeightSource = Callable[[Node], Any]
 
 
 def interpret(
-    graph: Graph, inputs: Mapping[str, Any], weights: WeightSource, *, dtype: torch.dtype = torch.float32, taps: dict[str, Value] | None = None
+    graph: Graph,
+    inputs: Mapping[str, Any],
+    weights: WeightSource,
+    *,
+    dtype: torch.dtype = torch.float32,
+    taps: dict[str, Value] | None = None,
 ) -> dict[str, Value]:
     """The graph's outputs by result name.
 
@@ -90,8 +96,9 @@ def check(node: Node, value: Value, sizes: dict[str, int], context: Context) -> 
     if packed is None and (not isinstance(value, torch.Tensor) or value.dtype != context.dtype(type_.dtype)):
         raise IrError(f"%{node.name}: has type {type_}, its value is {described(value)}")
     shape = tuple(value.codes.shape if isinstance(value, Q8 | Q4 | A8) else value.shape)  # type: ignore[union-attr]
-    wanted = tuple(size if isinstance(size, int) else size.name for size in type_.shape)
-    if len(shape) != len(wanted) or any(have != (size if isinstance(size, int) else sizes.setdefault(size, have)) for have, size in zip(shape, wanted, strict=True)):
+    pairs = zip(type_.shape, shape, strict=False)
+    wanted = tuple(size if isinstance(size, int) else sizes.setdefault(size.name, have) for size, have in pairs)
+    if len(shape) != type_.rank or shape != wanted:
         bound = ", ".join(f"{name} = {size}" for name, size in sizes.items())
         raise IrError(f"%{node.name}: has type {type_}, its value is {described(value)}" + (f" with {bound}" if bound else ""))
 

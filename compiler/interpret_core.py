@@ -56,7 +56,8 @@ UNARY: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu, "gelu": F.gelu, "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"), "sigmoid": torch.sigmoid, "abs": torch.abs,
 }  # fmt: skip
 BINARY: dict[str, Callable[[Tensor, Any], Tensor]] = {
-    "add": torch.add, "sub": torch.sub, "mul": torch.mul, "div": torch.div, "pow": torch.pow, "maximum": torch.maximum, "minimum": torch.minimum,
+    "add": torch.add, "sub": torch.sub, "mul": torch.mul, "div": torch.div, "pow": torch.pow,
+    "maximum": torch.maximum, "minimum": torch.minimum,
 }  # fmt: skip
 REDUCE: dict[str, Callable[..., Tensor]] = {"mean": torch.mean, "sum": torch.sum, "max": torch.amax}
 

@@ -8,18 +8,14 @@ import torch
 
 from mlsdc.compiler import ops_kv
 from mlsdc.compiler.interpret_core import TORCH, Context, Tensor, Value, capped, evaluates
-from mlsdc.compiler.interpret_quant import quantised
-from mlsdc.compiler.interpret_state import KvState, StepTree
+from mlsdc.compiler.interpret_quant import appended, quantised
+from mlsdc.compiler.interpret_state import StepTree
 
 
 @evaluates(ops_kv.AppendKv)
 def append_kv(op: ops_kv.AppendKv, inputs: tuple[Any, ...], context: Context) -> Value:
     kv, k, v, tree = inputs
     return appended(kv, op.layer, tree, k, v)
-
-
-def appended(kv: KvState, layer: int, tree: StepTree, k: Tensor, v: Tensor) -> KvState:
-    return kv.append(layer, tree, k.to(torch.float32).numpy(), v.to(torch.float32).numpy())
 
 
 @evaluates(ops_kv.ReadKv)

@@ -8,6 +8,7 @@ import torch
 
 from mlsdc.compiler import ops_quant
 from mlsdc.compiler.interpret_core import UNARY, Context, Tensor, Value, evaluates, normalised, rotated
+from mlsdc.compiler.interpret_state import KvState, StepTree
 from mlsdc.compiler.quantise import A8, Q4, Q8, linear_q, quantise_a8
 
 
@@ -54,7 +55,11 @@ def append_kv_slice(op: ops_quant.AppendKvSlice, inputs: tuple[Any, ...], contex
     kv, x, table, tree = inputs
     shape = kv.geometry.num_kv_heads, kv.geometry.head_dim
     k, v = rotated(heads(x, op.k_start, *shape), table), heads(x, op.v_start, *shape)
-    return kv.append(op.layer, tree, k.to(torch.float32).numpy(), v.to(torch.float32).numpy())
+    return appended(kv, op.layer, tree, k, v)
+
+
+def appended(kv: KvState, layer: int, tree: StepTree, k: Tensor, v: Tensor) -> KvState:
+    return kv.append(layer, tree, k.to(torch.float32).numpy(), v.to(torch.float32).numpy())
 
 
 def heads(x: Tensor, start: int, count: int, head_dim: int) -> Tensor:

@@ -44,7 +44,8 @@ class StepTree:
         pages = np.arange(-(-num_tokens // page_size), dtype=np.int32)[None]
         positions = np.arange(num_tokens, dtype=np.int32)
         zeros = np.zeros(num_tokens, np.int32)
-        return StepTree(positions, zeros, zeros - 1, np.zeros(num_tokens, np.uint64), np.zeros(1, np.int32), pages, np.zeros((1, 1), np.int32))
+        words = np.zeros(num_tokens, np.uint64)
+        return StepTree(positions, zeros, zeros - 1, words, np.zeros(1, np.int32), pages, np.zeros((1, 1), np.int32))
 
     @property
     def num_rows(self) -> int:
@@ -117,7 +118,7 @@ class KvState:
         return keys, values
 
     def _tokens(self, layer: int, table: Array) -> tuple[Array, Array]:
-        """All tokens of the pages in `table`, in order: f32[kv_heads, tokens, head_dim] twice. Pages out of range (unused) read as zeros."""
+        """All tokens of the pages in `table`, in order: f32[kv_heads, tokens, head_dim] twice. Unused pages (out of range) are zeros."""
         size = (self.geometry.num_kv_heads, len(table) * self.geometry.page_size, self.geometry.head_dim)
         keys, values = np.zeros(size, np.float32), np.zeros(size, np.float32)
         for i, page in enumerate(table):

@@ -170,7 +170,8 @@ class Cat(Op):
         axis = axis_of(self.axis, first.rank)
         total = 0
         for t in tensors:
-            expect_equal((t.dtype, t.shape[:axis], t.shape[axis + 1 :]), (first.dtype, first.shape[:axis], first.shape[axis + 1 :]), "type of an input")
+            expect_equal(t.dtype, first.dtype, "dtype of an input")
+            expect_equal(t.shape[:axis] + t.shape[axis + 1 :], first.shape[:axis] + first.shape[axis + 1 :], "other axes of an input")
             size = t.shape[axis]
             if not isinstance(size, int):
                 raise Mismatch(f"cannot concatenate along the symbolic axis {axis} of {t}")

@@ -50,7 +50,7 @@ class AppendKv(Op):
 class ReadKv(Op):
     """Every row's keys or values gathered by position, as stored: (kv, tree) -> [rows, kv_heads, ctx, d]. `which` is `keys` or `values`.
 
-    `max_context` bounds ctx. Positions a row does not see hold zeros.
+    `ctx` is the longest context of the step. Positions a row does not see hold zeros.
     """
 
     layer: int
@@ -64,6 +64,8 @@ class ReadKv(Op):
         expect_tree(inputs[1])
         if self.which not in ("keys", "values"):
             raise Mismatch(f"which '{self.which}' is not keys or values")
+        if kv.format not in KV_ELEMENT:
+            raise Mismatch(f"kv format '{kv.format}' is not one of {', '.join(KV_ELEMENT)}")
         return TensorType(KV_ELEMENT[kv.format], (self.rows, kv.num_kv_heads, self.ctx, kv.head_dim))
 
 
@@ -141,7 +143,8 @@ class MatMulPV(Op):
 class PagedAttention(Op):
     """The fused node: dequantise -> matmul -> mask -> softmax -> matmul over pages and scratch, in one kernel.
 
-    (q f32[rows, heads, d], kv, tree) -> f32[rows, heads, d], or a8[rows, heads * d] with `quantise`. Blocks of 64 positions, combined in order (law L2).
+    (q f32[rows, heads, d], kv, tree) -> f32[rows, heads, d], or a8[rows, heads * d] with `quantise`.
+    Blocks of 64 positions, combined in order (law L2).
     """
 
     layer: int

@@ -71,7 +71,10 @@ class NormQuantise(Op):
 @op("gated_quantise")
 @dataclass(frozen=True)
 class GatedQuantise(Op):
-    """quantise(act(gate) * up) with (gate | up) = h @ weight^T, weight [2n, k] with gate's rows first -> a8[rows, n]. act: silu or gelu_tanh."""
+    """quantise(act(gate) * up) with (gate | up) = h @ weight^T, weight [2n, k] with gate's rows first -> a8[rows, n].
+
+    act: silu or gelu_tanh.
+    """
 
     act: str = "silu"
 
@@ -91,7 +94,10 @@ class GatedQuantise(Op):
 @op("rope_slice")
 @dataclass(frozen=True)
 class RopeSlice(Op):
-    """Heads start.. of the fused projection, after RoPE: x f32[rows, n], table f32[rows, 2, d/2] -> f32[rows, heads, d]. `start` counts columns."""
+    """Heads start.. of the fused projection, after RoPE: x f32[rows, n], table f32[rows, 2, d/2] -> f32[rows, heads, d].
+
+    `start` counts columns.
+    """
 
     start: int
     heads: int
@@ -110,7 +116,10 @@ class RopeSlice(Op):
 @op("append_kv_slice")
 @dataclass(frozen=True)
 class AppendKvSlice(Op):
-    """append_kv straight from the fused projection: (kv, x f32[rows, n], table, tree) -> kv; k (before RoPE) and v start at the given columns."""
+    """append_kv straight from the fused projection: (kv, x f32[rows, n], table, tree) -> kv.
+
+    k (before RoPE) and v start at the given columns.
+    """
 
     layer: int
     k_start: int
