@@ -1,0 +1,125 @@
+"""Triton kernels ahead of time: template -> readable source file -> cubin, the same bytes wherever and whenever it runs. No GPU, no driver.
+
+Importing this module imports no triton; `compile_cubin` does.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+from mlsdc.compiler.errors import CompileError
+from mlsdc.runtime.kv_format import LANES
+from mlsdc.runtime.step import BLOCK, Header
+from mlsdc.targets.hardware import Gpu
+from mlsdc.targets.protocol import KernelSpec
+from mlsdc.templates import params_triton
+
+TEMPLATES = Path(params_triton.__file__).parent / "triton"
+TRITON_VERSION = "3.9.0"
+TRITON_TYPES = {"f32": "fp32", "i32": "i32", "i64": "i64", "u8": "u8", "i8": "i8", "*f32": "*fp32", "*i32": "*i32", "*i64": "*i64", "*u8": "*u8",
+                "*i8": "*i8"}
+HIDDEN = ("global_scratch: null", "profile_scratch: null")  # every Triton kernel takes these two pointers after its own arguments
+
+
+@dataclass(frozen=True)
+class Variant:
+    """How one source may be compiled; a build takes the first variant that fits the machine without spilling."""
+
+    num_warps: int
+    num_stages: int
+
+
+@dataclass(frozen=True)
+class Compiled:
+    cubin: bytes
+    variant: Variant
+    threads: int
+    shared_bytes: int
+
+
+def environment() -> jinja2.Environment:
+    return jinja2.Environment(
+        loader=jinja2.FileSystemLoader(TEMPLATES), undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True,
+        keep_trailing_newline=True)
+
+
+def render(spec: KernelSpec) -> str:
+    """The kernel's source. Raises CompileError naming the kernel where the template asks for what the parameters lack."""
+    try:
+        return environment().get_template(f"{spec.template}.py.jinja").render(params=spec.params, header=Header, block=BLOCK, lanes=LANES)
+    except jinja2.TemplateError as error:
+        raise CompileError(f"{spec.key}: templates/triton/{spec.template}.py.jinja: {type(error).__name__}: {error}") from None
+
+
+def split_abi(spec: KernelSpec) -> list[tuple[str, str]]:
+    """`name: type` entries as pairs."""
+    pairs = [entry.split(": ") for entry in spec.abi]
+    return [(name, type_) for name, type_ in pairs]
+
+
+def load_source(path: Path, entry: str) -> Any:
+    """Import a generated file (Triton reads a kernel's text back from its file) and return its kernel."""
+    module_spec = importlib.util.spec_from_file_location(f"mlsdc_generated.{path.stem}", path)
+    assert module_spec is not None and module_spec.loader is not None
+    module = importlib.util.module_from_spec(module_spec)
+    module_spec.loader.exec_module(module)
+    return getattr(module, entry)
+
+
+def tools_folder() -> Path:
+    """Folder of the ptxas, cuobjdump and nvdisasm that come with triton."""
+    import triton
+
+    return Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
+
+
+@contextmanager
+def reproducible(gpu: Gpu) -> Iterator[None]:
+    """Triton settings under which the cubin depends on source and options only: no line info (it holds paths), an empty cache,
+    and CUDA 12's ptxas up to sm_90, whose output drivers from 525 on load (the wheel's default for sm_90 needs 580)."""
+    import triton
+    from triton import knobs
+
+    if triton.__version__ != TRITON_VERSION:
+        raise CompileError(f"triton {triton.__version__} is installed, kernels are generated for triton {TRITON_VERSION}: pip install mlsdc[nvidia]")
+    if knobs.runtime.interpret:
+        raise CompileError("TRITON_INTERPRET is set: kernels cannot be compiled in this process; unset it")
+    with tempfile.TemporaryDirectory(prefix="mlsdc-triton-") as cache, knobs.compilation.scope(), knobs.cache.scope(), knobs.nvidia.scope():
+        knobs.compilation.disable_line_info = True
+        knobs.cache.dir = cache
+        if gpu.sm <= 90:
+            knobs.nvidia.ptxas_blackwell = os.fspath(tools_folder() / "ptxas")
+        yield
+
+
+def compile_cubin(spec: KernelSpec, source: Path, gpu: Gpu, variant: Variant) -> Compiled:
+    """Compile a generated file for one GPU; call it inside `reproducible`. Raises CompileError naming kernel, file and reason."""
+    from triton import compile as triton_compile
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    signature = {name: TRITON_TYPES[type_] for name, type_ in split_abi(spec)}
+    aligned = {(i,): [["tt.divisibility", 16]] for i, type_ in enumerate(signature.values()) if type_.startswith("*")}
+    options = {"num_warps": variant.num_warps, "num_stages": variant.num_stages, "enable_fp_fusion": False}
+    try:
+        kernel = triton_compile(
+            ASTSource(load_source(source, spec.key), signature, {}, aligned), target=GPUTarget("cuda", gpu.sm, 32), options=options)
+    except Exception as error:  # triton raises many kinds; all of them mean that this kernel does not build
+        raise CompileError(f"{spec.key}: {source.name} does not compile for sm_{gpu.sm}: {_one_line(error)}") from error
+    metadata = kernel.metadata
+    if metadata.global_scratch_size or metadata.profile_scratch_size or metadata.num_ctas != 1:
+        raise CompileError(f"{spec.key}: {source.name} wants scratch memory or a cluster, which launches do not carry")
+    return Compiled(kernel.asm["cubin"], variant, 32 * metadata.num_warps, metadata.shared)
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())[-300:]
