@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from mlsdc.compiler.graph import Editor, Graph, Node
@@ -64,11 +64,13 @@ def match_attention(editor: Editor, node: Node) -> tuple[Op, str, str, str] | No
     mask = editor.producer(masked, 1, TreeMask)
     if mask is None or keys.inputs != values.inputs or mask.inputs[0] != keys.inputs[1]:
         return None
-    qk, read, other, seen = scores.op, keys.op, values.op, mask.op
-    assert isinstance(qk, MatMulQK) and isinstance(read, ReadKv) and isinstance(other, ReadKv) and isinstance(seen, TreeMask)
-    if (read.layer, read.rows, read.ctx) != (other.layer, other.rows, other.ctx) or (read.rows, read.ctx) != (seen.rows, seen.ctx):
-        return None
-    return PagedAttention(read.layer, qk.scale, seen.window, qk.softcap), scores.inputs[0], *keys.inputs
+    match scores.op, keys.op, values.op, mask.op:
+        case MatMulQK() as qk, ReadKv() as read, ReadKv() as other, TreeMask() as seen:
+            if replace(other, which="keys") != read or (seen.rows, seen.ctx) != (read.rows, read.ctx):
+                return None
+            kv, tree = keys.inputs
+            return PagedAttention(read.layer, qk.scale, seen.window, qk.softcap), scores.inputs[0], kv, tree
+    return None
 
 
 def inner(editor: Editor, node: Node, index: int, kind: type[Op]) -> Node | None:
@@ -92,10 +94,8 @@ def take_quantise(editor: Editor, name: str) -> None:
     quantise = editor.only_user(merged.name)
     if quantise is None or not isinstance(quantise.op, Quantise):
         return
-    op, out, flat = attention.op, attention.type, merged.type
-    assert isinstance(op, PagedAttention) and isinstance(out, TensorType) and isinstance(flat, TensorType)
-    _, heads, dim = out.shape
-    if not isinstance(heads, int) or not isinstance(dim, int) or dim % GROUP or flat.shape != (out.shape[0], heads * dim):
-        return
-    editor.replace(name, PagedAttention(op.layer, op.scale, op.window, op.softcap, quantise=True), *attention.inputs)
-    editor.redirect(quantise.name, name)
+    match attention.op, attention.type, merged.type:
+        case PagedAttention() as op, TensorType(_, (rows, int(heads), int(dim))), TensorType(_, flat):
+            if dim % GROUP == 0 and flat == (rows, heads * dim):
+                editor.replace(name, replace(op, quantise=True), *attention.inputs)
+                editor.redirect(quantise.name, name)

@@ -56,8 +56,9 @@ def match_gate_up(editor: Editor, quantise: Node) -> tuple[Node, str, Node, Node
         gate = editor.producer(active, 0, LinearQ) if active else None
         if not (active and up and gate) or gate.name == up.name:
             continue
-        assert isinstance(active.op, Unary) and isinstance(gate.op, LinearQ)
-        alone = all(editor.only_user(value.name) is not None for value in (active, gate, up))
-        if alone and active.op.fn in ACTIVATIONS and not gate.op.bias and stackable(editor, (gate, up)):
-            return product, active.op.fn, gate, up
+        if any(editor.only_user(value.name) is None for value in (active, gate, up)) or not stackable(editor, (gate, up)):
+            continue
+        match active.op, gate.op:
+            case Unary(fn), LinearQ(bias=False) if fn in ACTIVATIONS:
+                return product, fn, gate, up
     return None

@@ -106,7 +106,8 @@ def turns_whole_heads(editor: Editor, k: Projection) -> bool:
 
 def fuse(editor: Editor, append: Node, q: Projection, k: Projection, v: Projection) -> None:
     linears = [q.linear, k.linear, v.linear]
-    assert isinstance(append.op, AppendKv) and q.table is not None
+    assert isinstance(append.op, AppendKv)
+    assert q.table is not None
     weights = stacked(editor, linears, "qkv")
     name = free(editor, beside(q.linear.name, "qkv"))
     qkv = editor.add(name, q.linear.op, q.linear.inputs[0], *weights, origin=q.linear.origin)

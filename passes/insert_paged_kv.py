@@ -71,7 +71,8 @@ class InsertPagedKv(Pass):
     def _expand(self, editor: Editor, node: Node, layer: int, kv: str) -> str:
         """The ops of one layer; returns the cache with the rows' keys and values in it."""
         attention = node.op
-        assert isinstance(attention, Attention) and isinstance(node.type, TensorType)
+        assert isinstance(attention, Attention)
+        assert isinstance(node.type, TensorType)
         rows, ctx = node.type.shape[0], Dim("ctx", 1, self.max_model_len)
         q, k, v = node.inputs
 

@@ -55,6 +55,6 @@ def check_names(module: Module) -> None:
 def max_nodes(level: LevelModule) -> int:
     """The most nodes the level may propose."""
     nodes = level.params.get("max_nodes")
-    if not isinstance(nodes, int) or not 1 <= nodes <= MAX_NODES:
+    if type(nodes) is not int or not 1 <= nodes <= MAX_NODES:  # True is no number of nodes
         raise ConfigError(f"cascade: level '{level.name}': max_nodes is {nodes}, expected 1..{MAX_NODES}")
     return nodes

@@ -17,11 +17,14 @@ class ShareTreeMask(GraphPass):
 
     Before::
 
-        %layers.0.attn.mask = tree_mask(%tree)    %layers.1.attn.mask = tree_mask(%tree)    %layers.2.attn.mask = tree_mask(%tree, window=128)
+        %layers.0.attn.mask = tree_mask(%tree)
+        %layers.1.attn.mask = tree_mask(%tree)
+        %layers.2.attn.mask = tree_mask(%tree, window=128)
 
     After, used by layers 0 and 1, and by layer 2::
 
-        %tree_mask = tree_mask(%tree)    %tree_mask.window128 = tree_mask(%tree, window=128)
+        %tree_mask = tree_mask(%tree)
+        %tree_mask.window128 = tree_mask(%tree, window=128)
 
     Declines: nothing to decline; a mask that no other equals only gets its new name.
     """

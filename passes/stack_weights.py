@@ -11,7 +11,7 @@ from mlsdc.passes.names import beside, free
 
 
 def stackable(editor: Editor, linears: Sequence[Node]) -> bool:
-    """Same input; weights (and biases: all or none) that are weight nodes of one type but for the rows, read by nobody else; no residual."""
+    """Same input, no residual; weights, and biases (all or none), are weight nodes of one type but for the rows, read by nobody else."""
     first = linears[0]
     if any(not isinstance(linear.op, LinearQ) or linear.op != first.op or linear.op.residual for linear in linears):
         return False

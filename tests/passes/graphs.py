@@ -1,7 +1,8 @@
-"""Small Llamas as row programs (stage 2 of the target's graph: raised, before any pass of this folder), with weights and steps to run them on."""
+"""Small Llamas as row programs (the target's graph after raising), with weights and steps to run them on."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,6 +45,7 @@ class Llama:
         return self.windows[layer] if layer < len(self.windows) else 0
 
 
+TINY = Llama()
 SMOLLM2 = Llama(vocab=49152, hidden=576, heads=9, kv_heads=3, head_dim=64, mlp=1536, layers=30, max_rows=256)
 
 
@@ -95,10 +97,10 @@ def mlp(b: Builder, shape: Llama, i: int, x: str) -> str:
     path, source = f"layers.{i}", f"model.layers.{i}"
     norm = weight(b, f"w.{path}.mlp_norm", f"{source}.post_attention_layernorm.weight", shape.hidden)
     h = b.add(f"{path}.mlp_norm", RmsNorm(1e-5), x, norm)
-    gate, up = (
-        b.add(f"{path}.mlp.{leaf}", Linear(), h, weight(b, f"w.{path}.mlp.{leaf}", f"{source}.mlp.{leaf}_proj.weight", shape.mlp, shape.hidden))
-        for leaf in ("gate", "up")
-    )
+    w_gate = weight(b, f"w.{path}.mlp.gate", f"{source}.mlp.gate_proj.weight", shape.mlp, shape.hidden)
+    gate = b.add(f"{path}.mlp.gate", Linear(), h, w_gate)
+    w_up = weight(b, f"w.{path}.mlp.up", f"{source}.mlp.up_proj.weight", shape.mlp, shape.hidden)
+    up = b.add(f"{path}.mlp.up", Linear(), h, w_up)
     act = b.add(f"{path}.mlp.act", Unary(shape.act), gate)
     gated = b.add(f"{path}.mlp.gated", Binary("mul"), act, up)
     down = weight(b, f"w.{path}.mlp.down", f"{source}.mlp.down_proj.weight", shape.hidden, shape.mlp)
@@ -121,7 +123,8 @@ class Weights:
         random = torch.Generator().manual_seed(seed)
         self.tensors: dict[str, torch.Tensor] = {}
         for node in graph.weights():
-            assert isinstance(node.op, Weight) and isinstance(node.type, TensorType)
+            assert isinstance(node.op, Weight)
+            assert isinstance(node.type, TensorType)
             size = [n for n in node.type.shape if isinstance(n, int)]
             value = torch.randn(*size, generator=random) / size[-1] ** 0.5
             if node.name.endswith("norm"):
@@ -135,22 +138,26 @@ class Weights:
         return torch.cat([self.tensors[source] for source in node.op.sources])
 
 
-def prompt(num_tokens: int, vocab: int, seed: int = 0) -> dict[str, Any]:
+def random_tokens(count: int, vocab: int) -> list[int]:
+    return [int(token) for token in np.random.default_rng(0).integers(0, vocab, count)]
+
+
+def prefill(tokens: Sequence[int]) -> dict[str, Any]:
     """Inputs of a step that prefills one sequence: what the graph says before and after it has a cache must agree on it."""
-    tokens = np.random.default_rng(seed).integers(0, vocab, num_tokens, dtype=np.int32)
-    tree = StepTree.prefill(num_tokens, PAGE)
-    return {"tokens": tokens, "positions": tree.positions, "out_rows": np.arange(num_tokens, dtype=np.int32), "tree": tree}
+    tree = StepTree.prefill(len(tokens), PAGE)
+    rows = np.arange(len(tokens), dtype=np.int32)
+    return {"tokens": np.array(tokens, np.int32), "positions": tree.positions, "out_rows": rows, "tree": tree}
 
 
-def verify(committed: int, tree: Tree, vocab: int, seed: int = 0) -> dict[str, Any]:
-    """Inputs of a step that verifies `tree` after `committed` tokens in pages 0.., the last of which is the tree's root row."""
+def verify(committed: int, last: int, tree: Tree) -> dict[str, Any]:
+    """Inputs of a step that verifies `tree` after the token `last`, which comes after `committed` tokens in pages 0, 1, ..."""
     rows = len(tree) + 1
     positions = np.array([committed, *(committed + depth for depth in tree.depths())], np.int32)
     pages = np.arange(MAX_LEN // PAGE, dtype=np.int32)[None]
     step = StepTree(
         positions, np.zeros(rows, np.int32), np.arange(rows, dtype=np.int32), np.array(ancestor_words(tree), np.uint64),
         np.array([committed], np.int32), pages, np.arange(MAX_LEN // PAGE, 2 * MAX_LEN // PAGE, dtype=np.int32)[None])
-    tokens = np.random.default_rng(seed).integers(0, vocab, rows, dtype=np.int32)
+    tokens = np.array([last, *tree.tokens], np.int32)
     return {"tokens": tokens, "positions": positions, "out_rows": np.arange(rows, dtype=np.int32), "tree": step}
 
 

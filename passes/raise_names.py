@@ -1,0 +1,145 @@
+"""Give a decoder's row program its names, from what each value does and not from what the model's author called it."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import ClassVar
+
+from mlsdc.compiler.graph import Editor, Graph, Node, Weight
+from mlsdc.compiler.ops_core import Binary, GatherRows, Reshape, Unary
+from mlsdc.compiler.ops_nn import Attention, Embed, Linear, RmsNorm, Rope, RopeTable
+from mlsdc.compiler.pipeline import GraphPass
+from mlsdc.passes.raise_rules import binary, first
+
+
+@dataclass(frozen=True)
+class RaiseNames(GraphPass):
+    """
+    before: %model.layers.3.self_attn.q_proj = linear(%n, %w.model.layers.3.self_attn.q_proj.weight)
+            ... attention(%..., %..., %...)
+    after:  %layers.3.attn.q = linear(%layers.3.attn_norm, %w.layers.3.attn.q)
+            ... %layers.3.attn.attend = attention(%layers.3.attn.q_rope, %layers.3.attn.k_rope, %layers.3.attn.v_heads)
+
+    The i-th attention makes layer i; its neighbours are named by their part in it, weights after the node that reads them
+    (one that two nodes share after the first). Names only: no op and no input changes. Values without a known part keep their name.
+    Declines for a graph without attention.
+    """
+
+    name: ClassVar[str] = "raise-names"
+
+    def rewrite(self, graph: Graph) -> Graph:
+        attentions = [node.name for node in graph if isinstance(node.op, Attention)]
+        if not attentions:
+            return graph
+        names = _Names(Editor(graph))
+        for index, name in enumerate(attentions):
+            names.layer(index, name)
+        names.ends(graph)
+        names.weights(graph)
+        return names.apply()
+
+
+class _Names:
+    """Collects old name -> new name, then renames at once, so that no name is taken on the way."""
+
+    def __init__(self, editor: Editor) -> None:
+        self.editor = editor
+        self.new: dict[str, str] = {}
+
+    def put(self, node: Node | None, name: str) -> None:
+        if node is not None and name not in self.new.values():
+            self.new.setdefault(node.name, name)
+
+    def layer(self, index: int, attention: str) -> None:
+        attend = self.editor[attention]
+        base = f"layers.{index}"
+        self.put(attend, f"{base}.attn.attend")
+        for value, part in zip(attend.inputs, "qkv", strict=True):
+            self._projection(self.editor[value], f"{base}.attn.{part}", f"{base}.attn_norm")
+        merged = self._next(attend, Reshape)
+        self.put(merged, f"{base}.attn.merged")
+        out = self._next(merged, Linear)
+        self.put(out, f"{base}.attn.out")
+        residual = self._next(out, Binary)
+        if residual is None or not binary(residual, "add"):
+            return
+        self.put(residual, f"{base}.attn.residual")
+        self._mlp(residual, base)
+
+    def _projection(self, node: Node, base: str, norm: str) -> None:
+        """Back from an operand of attention: rope, norm of the heads, heads, linear, norm of the layer."""
+        while not isinstance(node.op, Linear):
+            kinds = {Rope: "rope", Reshape: "heads", RmsNorm: "norm"}
+            if type(node.op) not in kinds:
+                return
+            self.put(node, f"{base}_{kinds[type(node.op)]}")
+            node = first(self.editor, node)
+        self.put(node, base)
+        before = first(self.editor, node)
+        if isinstance(before.op, RmsNorm):
+            self.put(before, norm)
+
+    def _mlp(self, residual: Node, base: str) -> None:
+        norm = next((user for user in self.editor.users(residual.name) if isinstance(user.op, RmsNorm)), None)
+        if norm is None:
+            return
+        linears = [user for user in self.editor.users(norm.name) if isinstance(user.op, Linear)]
+        act = next((act for linear in linears for act in self.editor.users(linear.name) if isinstance(act.op, Unary)), None)
+        if act is None:
+            return
+        self.put(norm, f"{base}.mlp_norm")
+        gate = first(self.editor, act)
+        gated = self._next(act, Binary)
+        self.put(gate, f"{base}.mlp.gate")
+        self.put(act, f"{base}.mlp.act")
+        self.put(gated, f"{base}.mlp.gated")
+        for linear in linears:
+            if linear.name != gate.name and gated is not None and linear.name in gated.inputs:
+                self.put(linear, f"{base}.mlp.up")
+        down = self._next(gated, Linear)
+        self.put(down, f"{base}.mlp.down")
+        added = self._next(down, Binary)
+        if added is not None and binary(added, "add"):
+            self.put(added, f"{base}.mlp.residual")
+
+    def ends(self, graph: Graph) -> None:
+        """The embedding, the table of angles, and what stands around the rows that get logits."""
+        for node in graph:
+            if isinstance(node.op, Embed):
+                self.put(node, "embed")
+            elif isinstance(node.op, RopeTable):
+                self.put(node, "rope_table")
+                self.put(self.editor[node.inputs[1]], "w.inv_freq")
+            elif isinstance(node.op, GatherRows):
+                before = first(self.editor, node)
+                self.put(before if isinstance(before.op, RmsNorm) else None, "final_norm")
+                self.put(self._next(node, Linear), "lm_head")
+
+    def weights(self, graph: Graph) -> None:
+        """`w.` and the name of the first reader, `.bias` behind it for a bias."""
+        for node in graph:
+            path = self.new.get(node.name)
+            if path is None:
+                continue
+            for at, value in enumerate(node.inputs):
+                weight = self.editor[value]
+                if isinstance(weight.op, Weight) and len(node.inputs) > 1:
+                    self.put(weight, f"w.{path}.bias" if at == 2 else f"w.{path}")
+
+    def apply(self) -> Graph:
+        """Rename through names nothing has, since old and new names may overlap."""
+        for old in self.new:
+            self.editor.rename(old, f"?{old}")
+        for old, new in self.new.items():
+            free, count = new, 1
+            while free in self.editor.nodes:
+                count += 1
+                free = f"{re.sub(r'_[0-9]+$', '', new)}_{count}"
+            self.editor.rename(f"?{old}", free)
+        return self.editor.finish()
+
+    def _next(self, node: Node | None, kind: type) -> Node | None:
+        """The one user of `node`, if it is of that kind."""
+        user = None if node is None else self.editor.only_user(node.name)
+        return user if user is not None and isinstance(user.op, kind) else None
