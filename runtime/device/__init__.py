@@ -1,0 +1,24 @@
+"""Kinds of devices; a kind's module is imported when an artifact's target asks for it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib import import_module
+
+from mlsdc.runtime.artifact import Artifact
+from mlsdc.runtime.device.base import Device
+from mlsdc.runtime.errors import DeviceError
+from mlsdc.runtime.manifest import TargetInfo
+
+KINDS: Mapping[str, str] = {
+    "cpu": "mlsdc.runtime.device.cpu:CpuDevice",
+}
+
+
+def open_device(artifact: Artifact, target: TargetInfo, *, threads: int | None = None) -> Device:
+    """The device a target is for: `KIND(artifact, target, threads=...)`. Raises DeviceError."""
+    if target.device not in KINDS:
+        raise DeviceError(f"target '{target.name}': this runtime has no '{target.device}' device; it has {', '.join(KINDS)}")
+    module, name = KINDS[target.device].split(":")
+    device: Device = getattr(import_module(module), name)(artifact, target, threads=threads)
+    return device

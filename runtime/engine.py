@@ -1,0 +1,441 @@
+"""The engine: `step()` is schedule -> draft -> verify -> commit; the rest is getting requests in and tokens out.
+
+Any number of threads may call `submit`, `abort`, `generate` and `stream` at once. There is no engine thread: whoever waits for tokens runs
+the next step, for everybody, one at a time. `submit` and `abort` never wait for a step.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from operator import index
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Union, cast
+
+import numpy as np
+
+from mlsdc.runtime.artifact import Artifact
+from mlsdc.runtime.commit import commit_tokens, finish
+from mlsdc.runtime.device.base import Device, LevelMemory
+from mlsdc.runtime.errors import ArtifactError, CapacityError, DeviceError, RequestError
+from mlsdc.runtime.kv_pool import KvPool
+from mlsdc.runtime.levels.base import Level
+from mlsdc.runtime.manifest import Manifest
+from mlsdc.runtime.request import Delta, Request, Result, StepItem
+from mlsdc.runtime.sampling_params import SamplingParams
+from mlsdc.runtime.scheduler import Scheduler
+from mlsdc.runtime.statistics import Statistics
+from mlsdc.runtime.tokenizer import Tokenizer
+from mlsdc.runtime.tree import walk
+from mlsdc.runtime.verify import CommitList, write_rows
+
+Prompt = Union[str, Sequence[int], Sequence[Mapping[str, Any]]]
+OnToken = Callable[[int, Delta], None]
+
+
+class Engine:
+    """Serves one artifact on one device. Close it, or use it in `with`."""
+
+    def __init__(self, manifest: Manifest, device: Device, memory: LevelMemory, levels: Sequence[Level] = (), *,
+                 tokenizer: Tokenizer | None = None) -> None:
+        """Parts made by hand (tests, embedding without files); `load` makes them from an artifact. Raises ArtifactError."""
+        if len(levels) > 1:
+            names = ", ".join(level.name for level in levels)
+            raise ArtifactError(f"levels {names}: this runtime drafts with one level: compile with a cascade of one")
+        self.manifest = manifest
+        self.device = device
+        self.tokenizer = tokenizer
+        self.level = levels[0] if levels else None
+        self.pool = KvPool(memory.num_pages, memory.buffers.page_size)
+        self.scheduler = Scheduler(manifest.limits, self.pool)
+        self.statistics = Statistics()  # of all finished requests
+        self._memory = memory
+        self._forward = memory.programs["forward"]
+        self._commit = memory.programs["commit"]
+        self._inbox: deque[Request] = deque()
+        self._aborts: deque[Request] = deque()
+        self._news = threading.Condition()
+        self._stepping = False
+        self._closed = False
+        self._broken: BaseException | None = None
+
+    @staticmethod
+    def load(path: str | Path, *, threads: int | None = None, num_pages: int | None = None, kv_pool_bytes: int | None = None,
+             device: str = "auto") -> Engine:
+        """Open and check an artifact and make it ready to serve on this machine.
+
+        The page pool's size is `num_pages`, else `kv_pool_bytes`, else room for `max_num_seqs` full contexts in at most a quarter of
+        the memory. Raises ArtifactError, DeviceError, CapacityError.
+        """
+        from mlsdc.runtime.device import open_device
+        from mlsdc.runtime.levels import make_level
+
+        artifact = Artifact.open(path)
+        manifest = artifact.manifest
+        target = artifact.pick_target(device)
+        levels = [make_level(info, i) for i, info in enumerate(manifest.levels[:-1])]
+        pages = _pool_pages(manifest, num_pages, kv_pool_bytes)
+        tokenizer = _open_tokenizer(artifact)
+        opened = open_device(artifact, target, threads=threads)
+        try:
+            return Engine(manifest, opened, opened.load_level(manifest.target_level.name, pages), levels, tokenizer=tokenizer)
+        except BaseException:
+            opened.close()
+            raise
+
+    # --- the loop ---
+
+    def step(self) -> bool:
+        """Run one step for all requests; False if there was nothing to do. One thread at a time (`generate` and `stream` see to that)."""
+        self._take_inbox()
+        items = self.scheduler.schedule()
+        if not items:
+            return False
+        self._draft(items)
+        write_rows(self._memory.buffers, items)
+        self._forward.run()
+        self._commit_items(items)
+        with self._news:
+            for item in items:
+                item.request.publish()
+        return True
+
+    def _draft(self, items: Sequence[StepItem]) -> None:
+        """Ask the drafting level for each decoding item's tree. A draft that cannot be verified is no draft."""
+        if self.level is None:
+            return
+        vocab_size = self.manifest.model.vocab_size
+        for item in items:
+            if not item.budget:
+                continue
+            request = item.request
+            if request.drafter is None:
+                request.drafter = self.level.start()
+            request.drafter.observe(request.tokens[request.num_observed :])
+            request.num_observed = len(request.tokens)
+            tree = request.drafter.propose(item.budget)
+            if 0 < len(tree) <= item.budget and 0 <= min(tree.tokens) and max(tree.tokens) < vocab_size:
+                item.tree = tree
+
+    def _commit_items(self, items: Sequence[StepItem]) -> None:
+        """Follow the target's choices, copy accepted keys from scratch to pages, hand out tokens, end what has ended."""
+        choices = self._memory.buffers.choices
+        copies = CommitList(self._memory.buffers)
+        for item in items:
+            request, tree = item.request, item.tree
+            if item.out < 0:
+                request.num_computed += item.rows
+                request.statistics.prefill_rows += item.rows
+                continue
+            chosen = choices[item.out : item.out + 1 + len(tree)].tolist()
+            if request.num_output < request.params.min_tokens:
+                self._mask_stops(item, chosen)
+            nodes, tokens = walk(tree, chosen)
+            kept = commit_tokens(request, tokens)
+            if tree:
+                copies.add(item, nodes[: kept - 1])
+            self._count(item, nodes[:kept])
+            request.num_computed += item.rows + kept - 1
+        if copies.write():
+            self._commit.run()
+        for item in items:
+            request = item.request
+            self.pool.seal(request.table, request.tokens, request.num_computed)
+            if request.finished:
+                self._end(request)
+
+    def _mask_stops(self, item: StepItem, chosen: list[int]) -> None:
+        """Choices that would end the request before `min_tokens`, made again without the tokens that end it."""
+        request = item.request
+        depths = [0, *item.tree.depths()]
+        for i, token in enumerate(chosen):
+            if token in request.stop_ids and request.num_output + depths[i] < request.params.min_tokens:
+                logits = self._forward.tap("logits")[item.out + i, : self.manifest.model.vocab_size].copy()
+                logits[list(request.stop_ids)] = -np.inf
+                chosen[i] = int(logits.argmax())
+
+    def _count(self, item: StepItem, accepted: Sequence[int]) -> None:
+        statistics = item.request.statistics
+        if not item.decodes:
+            statistics.prefill_rows += item.rows
+            return
+        tree = item.tree
+        levels = self.manifest.levels
+        names = [levels[i].name for i in tree.levels] if tree.levels else [self.level.name] * len(tree) if self.level else []
+        statistics.count_step(names, tree.depths(), set(accepted))
+
+    def _take_inbox(self) -> None:
+        while self._inbox:
+            self.scheduler.add(self._inbox.popleft())
+        while self._aborts:
+            request = self._aborts.popleft()
+            if not request.finished:
+                finish(request, "abort")
+                self._end(request)
+                with self._news:
+                    request.publish()
+
+    def _end(self, request: Request) -> None:
+        self.scheduler.remove(request)
+        self.statistics.merge(request.statistics)
+        request.drafter = None
+
+    # --- requests in ---
+
+    def submit(self, prompt: Prompt, params: SamplingParams | None = None) -> Request:
+        """Queue one request and return at once; `wait` for it, or read it with `stream`. Raises RequestError, DeviceError."""
+        request = self._prepare(prompt, params or SamplingParams(), deque())
+        self._enqueue([request])
+        return request
+
+    def abort(self, request: Request) -> None:
+        """End a request, at once or after the step that is running; its tokens so far stay. Aborting a finished request does nothing."""
+        self._aborts.append(request)
+        with self._news:
+            if not self._stepping and not self._closed:
+                self._take_inbox()
+                self._news.notify_all()
+
+    def _enqueue(self, requests: Sequence[Request]) -> None:
+        with self._news:
+            self._check_open()
+            self._inbox.extend(requests)
+
+    def _prepare(self, prompt: Prompt, params: SamplingParams, listener: deque[Request]) -> Request:
+        """Validate everything a request could break; nothing has run before this succeeds (law L7)."""
+        if not isinstance(params, SamplingParams):
+            raise RequestError(f"sampling params: {params!r}, expected a SamplingParams")
+        params.check_served()
+        tokens = self.tokenize(prompt)
+        limits, model = self.manifest.limits, self.manifest.model
+        if not tokens:
+            raise RequestError("prompt: empty, expected at least one token")
+        if len(tokens) >= limits.max_model_len:
+            raise RequestError(f"prompt: {len(tokens)} tokens, at most {limits.max_model_len - 1} (limits.max_model_len {limits.max_model_len})")
+        if params.max_tokens is not None and len(tokens) + params.max_tokens > limits.max_model_len:
+            raise RequestError(
+                f"max_tokens: {params.max_tokens} after a prompt of {len(tokens)}, at most {limits.max_model_len - len(tokens)} "
+                f"(limits.max_model_len {limits.max_model_len}); leave it out for the rest")
+        max_length = limits.max_model_len if params.max_tokens is None else len(tokens) + params.max_tokens
+        if params.min_tokens > max_length - len(tokens):
+            raise RequestError(f"min_tokens: {params.min_tokens}, at most {max_length - len(tokens)} after this prompt")
+        for i, token in enumerate(params.stop_token_ids):
+            if token >= model.vocab_size:
+                raise RequestError(f"stop_token_ids[{i}]: {token}, expected a token id below {model.vocab_size}")
+        if params.stop and self.tokenizer is None:
+            raise RequestError("stop: this engine has no tokenizer: use stop_token_ids")
+        stops = set(params.stop_token_ids) | (set() if params.ignore_eos else set(model.eos_token_ids))
+        budget = self._draft_budget(params)
+        needed = self.scheduler.pages_needed(max_length, budget)
+        if needed > self.pool.num_pages:
+            raise RequestError(
+                f"prompt and max_tokens: up to {max_length} tokens need {needed} KV pages, the pool has {self.pool.num_pages}: "
+                "ask for fewer tokens or give Engine.load a larger pool")
+        detokenizer = self.tokenizer.stream(skip_special_tokens=params.skip_special_tokens) if self.tokenizer else None
+        return Request(
+            tokens, params, max_length=max_length, stop_ids=frozenset(stops), budget=budget, detokenizer=detokenizer, listener=listener)
+
+    def tokenize(self, prompt: Prompt) -> list[int]:
+        """Token ids of a text, a chat, or checked token ids. Raises RequestError."""
+        if not isinstance(prompt, str) and (not isinstance(prompt, Sequence) or isinstance(prompt, bytes)):
+            raise RequestError(f"prompt: {type(prompt).__name__}, expected text, token ids or chat messages")
+        if isinstance(prompt, str) or (prompt and isinstance(prompt[0], Mapping)):
+            if self.tokenizer is None:
+                raise RequestError("prompt: this engine has no tokenizer: give token ids")
+            return self.tokenizer.encode(prompt) if isinstance(prompt, str) else self.tokenizer.chat(cast("Sequence[Mapping[str, Any]]", prompt))
+        tokens = []
+        vocab_size = self.manifest.model.vocab_size
+        for i, token in enumerate(cast("Sequence[int]", prompt)):
+            try:
+                number = -1 if isinstance(token, bool) else index(token)
+            except TypeError:
+                number = -1
+            if not 0 <= number < vocab_size:
+                raise RequestError(f"prompt[{i}]: {token!r}, expected a token id from 0 to {vocab_size - 1}")
+            tokens.append(number)
+        return tokens
+
+    def _draft_budget(self, params: SamplingParams) -> int:
+        plan, speculation = self.manifest.plan, params.speculation
+        most = min(plan.max_draft_tokens, self.manifest.limits.max_tree_nodes)
+        if speculation is None:
+            return min(plan.draft_tokens, most) if self.level else 0
+        if speculation.max_draft_tokens is not None and speculation.max_draft_tokens > most:
+            raise RequestError(f"speculation.max_draft_tokens: {speculation.max_draft_tokens}, this artifact verifies at most {most}")
+        names = [level.name for level in self.manifest.levels[:-1]]
+        for name in speculation.levels or ():
+            if name not in names:
+                raise RequestError(f"speculation.levels: '{name}' is not a drafting level of this artifact; it has {', '.join(names) or 'none'}")
+        if not speculation.enabled or self.level is None or (speculation.levels is not None and self.level.name not in speculation.levels):
+            return 0
+        return min(plan.draft_tokens, most) if speculation.max_draft_tokens is None else speculation.max_draft_tokens
+
+    # --- tokens out ---
+
+    def generate(self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None = None, *,
+                 on_token: OnToken | None = None) -> list[Result]:
+        """Serve prompts (texts, lists of token ids, chats) together; results come in the same order.
+
+        `on_token(i, delta)` is called for prompt i as tokens come; if it raises, all of this call's requests are aborted. Nothing runs if
+        any of them is refused. Raises RequestError, DeviceError.
+        """
+        listed = _as_prompts(prompts)
+        each = [params] * len(listed) if params is None or isinstance(params, SamplingParams) else list(params)
+        if len(each) != len(listed):
+            raise RequestError(f"sampling params: {len(each)} for {len(listed)} prompts")
+        listener: deque[Request] = deque()
+        requests = [self._prepare(prompt, p or SamplingParams(), listener) for prompt, p in zip(listed, each)]
+        number = {request.id: i for i, request in enumerate(requests)}
+        self._enqueue(requests)
+        left = len(requests)
+        try:
+            while left:
+                request = self._next(listener)
+                delta = request.take()
+                if on_token is not None and (delta.token_ids or delta.text or delta.finish_reason):
+                    on_token(number[request.id], delta)
+                left -= delta.finish_reason is not None
+        except BaseException:
+            for request in requests:
+                self.abort(request)
+            raise
+        return [request.result() for request in requests]
+
+    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[Delta]:
+        """Serve one prompt and yield what each step brings; leaving the loop early aborts it. Raises as `submit` does, at once."""
+        return self._deltas(self.submit(prompt, params))
+
+    def wait(self, request: Request) -> Result:
+        """Run or await steps until a submitted request is finished."""
+        for _ in self._deltas(request):
+            pass
+        return request.result()
+
+    def _deltas(self, request: Request) -> Iterator[Delta]:
+        listener = request.listener
+        assert listener is not None  # `submit` made it
+        try:
+            while True:
+                self._next(listener)
+                delta = request.take()
+                if delta.token_ids or delta.text or delta.finish_reason:
+                    yield delta
+                if delta.finish_reason:
+                    return
+        finally:
+            self.abort(request)
+
+    def _next(self, listener: deque[Request]) -> Request:
+        """The next request of `listener` that has news; runs a step, or waits for the thread that does."""
+        while True:
+            with self._news:
+                while not listener and self._stepping:
+                    self._news.wait()
+                if listener:
+                    request = listener.popleft()
+                    if request.error is not None:
+                        raise request.error
+                    return request
+                self._check_open()
+                self._stepping = True
+            try:
+                self.step()
+            except BaseException as error:
+                self._fail(error)
+                raise
+            finally:
+                with self._news:
+                    self._stepping = False
+                    self._news.notify_all()
+
+    def _fail(self, error: BaseException) -> None:
+        """A step broke off: nothing on the device can be trusted, so every request ends with an error that says so."""
+        with self._news:
+            self._broken = error
+            for request in (*self.scheduler.requests(), *self._inbox):
+                request.error = DeviceError(f"the engine stopped: {type(error).__name__}: {error}")
+                request.finish_reason = "error"
+                request.publish()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise DeviceError("the engine is closed")
+        if self._broken is not None:
+            raise DeviceError(f"the engine stopped: {type(self._broken).__name__}: {self._broken}; load it again")
+
+    def check_integrity(self) -> None:
+        """Every page is free, cached or owned, exactly once. Raises CapacityError."""
+        self.pool.check_integrity([request.table for request in self.scheduler.requests()])
+
+    def close(self) -> None:
+        """End all requests and free the device; waits for a step that is running. Safe to call twice."""
+        with self._news:
+            if self._closed:
+                return
+            self._closed = True
+            while self._stepping:
+                self._news.wait()
+            for request in (*self.scheduler.requests(), *self._inbox):
+                request.error = DeviceError("the engine was closed")
+                request.finish_reason = "abort"
+                request.publish()
+            self._news.notify_all()
+        self.device.close()
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+
+def _as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    """One prompt or many: a text, a list of ids and a list of messages are one."""
+    if isinstance(prompts, str):
+        return [prompts]
+    if not isinstance(prompts, Sequence) or isinstance(prompts, bytes):
+        raise RequestError(f"prompts: {type(prompts).__name__}, expected a prompt or a list of prompts")
+    if not prompts:
+        return []
+    first = prompts[0]
+    if isinstance(first, (str, Sequence)):
+        return list(cast("Sequence[Prompt]", prompts))
+    return [cast("Prompt", prompts)]
+
+
+def _pool_pages(manifest: Manifest, num_pages: int | None, kv_pool_bytes: int | None) -> int:
+    """How many pages the target's pool gets. Raises CapacityError, ArtifactError."""
+    geometry, limits = manifest.target_level.kv, manifest.limits
+    if geometry is None:
+        raise ArtifactError(f"manifest.json: level '{manifest.target_level.name}' has no KV geometry; compile again")
+    each = limits.pages_per_seq(geometry.page_size) + limits.scratch_pages(geometry.page_size)
+    if num_pages is None and kv_pool_bytes is not None:
+        num_pages = kv_pool_bytes // geometry.page_bytes
+    if num_pages is None:
+        num_pages = max(each, min(limits.max_num_seqs * each, _memory_bytes() // 4 // geometry.page_bytes))
+    least = 1 + limits.scratch_pages(geometry.page_size)
+    if num_pages < least:
+        raise CapacityError(f"kv pool: {num_pages} pages of {geometry.page_bytes} bytes, expected at least {least}: one page and a scratch slab")
+    return num_pages
+
+
+def _memory_bytes() -> int:
+    """This machine's memory; 8 GiB where it cannot be asked."""
+    import os
+
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (ValueError, OSError, AttributeError):
+        return 8 << 30
+
+
+def _open_tokenizer(artifact: Artifact) -> Tokenizer | None:
+    """The artifact's tokenizer, None if it has none (then prompts are token ids)."""
+    files, model = artifact.manifest.files, artifact.manifest.model
+    if "tokenizer.json" not in files:
+        return None
+    template = artifact.path("chat_template.jinja") if "chat_template.jinja" in files else None
+    eos = model.eos_token_ids[0] if model.eos_token_ids else None
+    return Tokenizer.open(artifact.path("tokenizer.json"), template, bos_token_id=model.bos_token_id, eos_token_id=eos)

@@ -1,0 +1,151 @@
+"""One request, from submission to its last token.
+
+The life of a request: validated and tokenised in the caller's thread -> waiting -> admitted (its pages allocated, known prefixes
+reused) -> prompt rows, chunk by chunk -> the last one's choice is the first token -> drafted, verified, committed, step by step ->
+at the first stop finished, its pages freed. Preemption sends it back to waiting with its tokens; they are computed again.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Literal
+
+from mlsdc.runtime.detokenize import Detokenizer
+from mlsdc.runtime.kv_pool import PageTable
+from mlsdc.runtime.levels.base import LevelState
+from mlsdc.runtime.sampling_params import SamplingParams
+from mlsdc.runtime.statistics import Statistics
+from mlsdc.runtime.tree import EMPTY, Tree
+
+FinishReason = Literal["stop", "length", "abort", "error"]
+_ids = itertools.count()
+
+
+@dataclass
+class Timings:
+    """Seconds on the monotonic clock; None until it has happened."""
+
+    submitted: float = field(default_factory=time.perf_counter)
+    admitted: float | None = None
+    first_token: float | None = None
+    finished: float | None = None
+
+    @property
+    def time_to_first_token_s(self) -> float | None:
+        return None if self.first_token is None else self.first_token - self.submitted
+
+    @property
+    def total_s(self) -> float | None:
+        return None if self.finished is None else self.finished - self.submitted
+
+
+@dataclass(frozen=True)
+class Delta:
+    """What one step brought a request. `text` may be empty while a character or a stop string is unfinished."""
+
+    text: str
+    token_ids: list[int]
+    finish_reason: FinishReason | None
+
+
+@dataclass(frozen=True)
+class Result:
+    """A finished request. `stop_reason` is the token id or the string that ended it, if one did."""
+
+    text: str
+    token_ids: list[int]
+    finish_reason: FinishReason | None
+    stop_reason: int | str | None
+    prompt_token_ids: list[int]
+    statistics: Statistics
+    timings: Timings
+
+
+class Request:
+    """State the engine's step owns. Other threads see what `publish` showed them, after the step that made it."""
+
+    def __init__(self, prompt: list[int], params: SamplingParams, *, max_length: int, stop_ids: frozenset[int], budget: int,
+                 detokenizer: Detokenizer | None = None, listener: deque[Request] | None = None) -> None:
+        self.id = next(_ids)
+        self.params = params
+        self.num_prompt = len(prompt)
+        self.tokens = prompt  # prompt and committed tokens
+        self.max_length = max_length  # of `tokens`
+        self.stop_ids = stop_ids
+        self.budget = budget  # most nodes a step may draft for it; 0: no speculation, no scratch slab
+        self.detokenizer = detokenizer
+        self.table = PageTable()
+        self.num_computed = 0  # leading tokens whose keys lie in pages
+        self.drafter: LevelState | None = None
+        self.num_observed = 0  # leading tokens the drafter has seen
+        self.text: list[str] = []  # pieces that may be shown
+        self.held = ""  # text that may be the beginning of a stop string
+        self.finish_reason: FinishReason | None = None
+        self.stop_reason: int | str | None = None
+        self.error: Exception | None = None
+        self.aborted = False
+        self.statistics = Statistics()
+        self.timings = Timings()
+        self.listener = listener  # told of every step that brought something
+        self._shown: tuple[int, int, FinishReason | None] = (0, 0, None)  # output tokens and pieces of text that may be taken
+        self._taken = self._shown
+
+    def publish(self) -> None:
+        """Show consumers what is committed. The engine calls it, under its lock."""
+        self._shown = (self.num_output, len(self.text), self.finish_reason)
+        if self.listener is not None:
+            self.listener.append(self)
+
+    def take(self) -> Delta:
+        """What was published and not yet taken; the finish reason comes once, with the last of it. One consumer calls it."""
+        (tokens, pieces, reason), (last_tokens, last_pieces, last_reason) = self._shown, self._taken
+        self._taken = (tokens, pieces, reason)
+        start = self.num_prompt
+        text = "".join(self.text[last_pieces:pieces])
+        return Delta(text, self.tokens[start + last_tokens : start + tokens], None if last_reason else reason)
+
+    def result(self) -> Result:
+        return Result(
+            "".join(self.text), self.output, self.finish_reason, self.stop_reason, self.tokens[: self.num_prompt], self.statistics, self.timings)
+
+    @property
+    def num_output(self) -> int:
+        return len(self.tokens) - self.num_prompt
+
+    @property
+    def output(self) -> list[int]:
+        return self.tokens[self.num_prompt :]
+
+    @property
+    def finished(self) -> bool:
+        return self.finish_reason is not None
+
+    @property
+    def decoding(self) -> bool:
+        """All but the last committed token lie in pages: the next step may draft."""
+        return self.num_computed == len(self.tokens) - 1
+
+    def __repr__(self) -> str:
+        return f"Request({self.id}, {self.num_prompt}+{self.num_output} tokens, {self.num_computed} computed, {self.finish_reason})"
+
+
+class StepItem:
+    """What one sequence does in one step. `rows` committed rows, or the last committed token and `tree`."""
+
+    __slots__ = ("budget", "decodes", "out", "request", "rows", "tree")
+
+    def __init__(self, request: Request, rows: int, *, decodes: bool) -> None:
+        self.request = request
+        self.rows = rows  # tokens from num_computed on that are computed as committed rows
+        self.decodes = decodes  # only the last committed token is left to compute: this is a step of the statistics
+        self.budget = 0  # nodes it may draft; 0 unless it decodes
+        self.tree: Tree = EMPTY
+        self.out = -1  # its first entry in `choices`
+
+    @property
+    def wants_choice(self) -> bool:
+        """Its last committed row is the sequence's last token: the choice after it is a new one."""
+        return self.request.num_computed + self.rows == len(self.request.tokens)

@@ -1,0 +1,81 @@
+"""A step's items to rows in the step buffers, and the device's choices back to accepted nodes.
+
+A sequence with drafted nodes sends its last committed token (scratch slot 0) and the nodes (slots 1..): it is *drafted*. Any other
+sequence sends committed tokens, whose keys go to its pages at once: a prompt's chunk, or the one last token of a plain decode step, so
+that decoding without drafts needs no scratch slab and no commit program (law L4).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from mlsdc.runtime.request import StepItem
+from mlsdc.runtime.step import Header, StepBuffers
+from mlsdc.runtime.tree import ancestor_words
+
+
+def write_rows(buffers: StepBuffers, items: Sequence[StepItem]) -> None:
+    """Fill the step buffers for `items`; sets each item's `out` to its first entry in `choices`, -1 if it wants none."""
+    row = out = 0
+    for seq, item in enumerate(items):
+        request, tree = item.request, item.tree
+        first = request.num_computed
+        count = 1 + len(tree) if tree else item.rows
+        end = row + count
+        if tree:
+            buffers.tokens[row] = request.tokens[first]
+            buffers.tokens[row + 1 : end] = tree.tokens
+            buffers.positions[row] = first
+            buffers.positions[row + 1 : end] = [first + depth for depth in tree.depths()]
+            buffers.row_slot[row:end] = range(count)
+            buffers.ancestors[row:end] = ancestor_words(tree)
+            scratch = request.table.scratch
+            buffers.scratch_table[seq, : len(scratch)] = scratch
+        else:
+            buffers.tokens[row:end] = request.tokens[first : first + count]
+            buffers.positions[row:end] = range(first, first + count)
+            buffers.row_slot[row:end] = -1
+            buffers.ancestors[row:end] = 0
+        buffers.row_seq[row:end] = seq
+        buffers.seq_ctx[seq] = first
+        buffers.seq_row[seq] = row
+        buffers.seq_rows[seq] = count
+        pages = request.table.pages
+        buffers.page_table[seq, : len(pages)] = pages
+        wanted = count if tree else int(item.wants_choice)
+        item.out = out if wanted else -1
+        buffers.out_rows[out : out + wanted] = range(end - wanted, end)
+        out += wanted
+        row = end
+    header = buffers.header
+    header[Header.ROWS] = row
+    header[Header.SEQS] = len(items)
+    header[Header.OUT] = out
+    header[Header.COMMITS] = 0
+
+
+class CommitList:
+    """Token slots to copy from scratch to pages after a step, written straight into the step buffers."""
+
+    def __init__(self, buffers: StepBuffers) -> None:
+        self.buffers = buffers
+        self.source: list[int] = []
+        self.target: list[int] = []
+
+    def add(self, item: StepItem, nodes: Sequence[int]) -> None:
+        """The item's last committed token and these accepted nodes become the positions from `num_computed` on."""
+        size = self.buffers.page_size
+        table = item.request.table
+        position = item.request.num_computed
+        for slot in (0, *(node + 1 for node in nodes)):
+            self.source.append(table.scratch[slot // size] * size + slot % size)
+            self.target.append(table.pages[position // size] * size + position % size)
+            position += 1
+
+    def write(self) -> bool:
+        """Fill `commit_src` and `commit_dst`; False if there is nothing to copy."""
+        count = len(self.source)
+        self.buffers.commit_src[:count] = self.source
+        self.buffers.commit_dst[:count] = self.target
+        self.buffers.header[Header.COMMITS] = count
+        return count > 0
