@@ -14,9 +14,14 @@ from mlsdc.compiler.module import Module
 
 @dataclass(frozen=True)
 class Pass(ABC):
-    """A module in, a module out. Options are the dataclass's fields. A pass never prints and never raises for what it does not match."""
+    """A module in, a module out. Options are the dataclass's fields. A pass never prints and never raises for what it does not match.
+
+    `tolerance` is how far `--verify-each` lets an output move, relative to its largest element. A pass that changes values (it
+    quantises, it stores 16 bits) declares more than the default, which is float error.
+    """
 
     name: ClassVar[str]
+    tolerance: ClassVar[float] = 1e-5
 
     @abstractmethod
     def run(self, module: Module) -> Module: ...

@@ -8,8 +8,7 @@ was; it returns True when it changed something. Each firing must make progress: 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 
@@ -38,7 +37,7 @@ class Fired:
     node: str
 
 
-@dataclass
+@dataclass(eq=False)
 class Record:
     """What happened while a pass ran: the rules that fired, and how often each was tried and declined."""
 
@@ -56,15 +55,15 @@ class Record:
 _records: ContextVar[tuple[Record, ...]] = ContextVar("records", default=())
 
 
-@contextmanager
-def recording() -> Iterator[Record]:
-    """Collect what rules do inside the `with`; recordings nest."""
+def start_recording() -> Record:
+    """From now on, until `stop_recording`, what rules do goes into the record; recordings nest."""
     record = Record()
-    token = _records.set((*_records.get(), record))
-    try:
-        yield record
-    finally:
-        _records.reset(token)
+    _records.set((*_records.get(), record))
+    return record
+
+
+def stop_recording(record: Record) -> None:
+    _records.set(tuple(other for other in _records.get() if other is not record))
 
 
 def note(equation: str, graph: str, node: str) -> None:
