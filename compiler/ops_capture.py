@@ -42,9 +42,10 @@ class CausalMask(Op):
 @op("sdpa")
 @dataclass(frozen=True)
 class Sdpa(Op):
-    """torch's scaled_dot_product_attention: q[1, heads, seq, d], k and v[1, kv_heads, seq, d], then the mask if there is one -> q's type.
+    """torch's scaled_dot_product_attention: q[1, heads, seq, d], k and v[1, kv_heads, seq, d], maybe a mask[seq, seq] -> q's type.
 
-    `causal` without a mask: query p sees keys j <= p. Head h reads kv head h // (heads / kv_heads). A mask is bool (what is seen) or f32 (added).
+    `causal` without a mask: query p sees keys j <= p. Head h reads kv head h // (heads / kv_heads). A mask is bool (what is seen) or
+    f32 (added).
     """
 
     scale: float

@@ -10,18 +10,19 @@ from mlsdc.compiler.ops_capture import CausalMask, Sdpa
 from mlsdc.compiler.ops_core import Expand, MatMul, Reshape, Softmax, Transpose
 from mlsdc.compiler.ops_nn import Attention
 from mlsdc.compiler.pipeline import GraphPass
-from mlsdc.passes.raise_rules import Rule, apply, binary, first, from_rows, operands, scalar, seq_axis, shape_of, to_rows, unary
+from mlsdc.compiler.rewrite import Rule, apply_rules
+from mlsdc.passes.raise_match import binary, first, from_rows, operands, scalar, seq_axis, shape_of, to_rows, unary
 
 
 @dataclass(frozen=True)
 class RaiseAttention(GraphPass):
     """
-    before: %k5 = reshape(%k) {shape=[1, 3, 1, -1, 64]}
-            %ke = expand(%k5) {shape=[-1, -1, 3, -1, -1]}
-            %kr = reshape(%ke) {shape=[1, 9, -1, 64]}                      the same for %v
+    before: %k5 = reshape(%k, shape=[1, 3, 1, -1, 64])
+            %ke = expand(%k5, shape=[-1, -1, 3, -1, -1])
+            %kr = reshape(%ke, shape=[1, 9, -1, 64])                      the same for %v
             %mask = causal_mask(%tokens)
-            %y = sdpa(%q, %kr, %vr, %mask) {scale=0.125}
-    after:  %y = attention(%q, %k, %v) {scale=0.125}
+            %y = sdpa(%q, %kr, %vr, %mask, scale=0.125)
+    after:  %y = attention(%q, %k, %v, scale=0.125)
 
     between reshapes to rows [seq, heads, d] and back. Also softmax(q @ k^T * scale + mask) @ v, with an optional softcap.
     Declines where the mask is missing or not causal, and where heads are not repeated kv heads in order.
@@ -30,62 +31,62 @@ class RaiseAttention(GraphPass):
     name: ClassVar[str] = "raise-attention"
 
     def rewrite(self, graph: Graph) -> Graph:
-        return apply(graph, RULES)
+        return apply_rules(graph, RULES)[0]
 
 
-def fused(editor: Editor, node: Node) -> str | None:
+def fused(editor: Editor, node: Node) -> bool:
     if not isinstance(node.op, Sdpa):
-        return None
+        return False
     q, k, v = (editor[name] for name in node.inputs[:3])
     window = 0
     if len(node.inputs) == 4:
         mask = editor[node.inputs[3]].op
         if not isinstance(mask, CausalMask):
-            return None
+            return False
         window = mask.window
     elif not node.op.causal:
-        return None
+        return False
     return _raise(editor, node, q, k, v, Attention(node.op.scale, window))
 
 
-def spelled_out(editor: Editor, node: Node) -> str | None:
+def spelled_out(editor: Editor, node: Node) -> bool:
     """softmax(softcap(q @ k^T * scale) + mask) @ v."""
     if not isinstance(node.op, MatMul):
-        return None
+        return False
     probabilities, v = (editor[name] for name in node.inputs)
     if not isinstance(probabilities.op, Softmax):
-        return None
+        return False
     masked = first(editor, probabilities)
     if not binary(masked, "add"):
-        return None
+        return False
     for scores, mask in operands(editor, masked):
         if not isinstance(mask.op, CausalMask) or not mask.op.additive:
             continue
         softcap, scores = _softcap(editor, scores)
         scale, scores = _scale(editor, scores)
         if not isinstance(scores.op, MatMul):
-            return None
+            return False
         q, kt = (editor[name] for name in scores.inputs)
         q_scale, q = _scale(editor, q)
         if not isinstance(kt.op, Transpose) or {kt.op.a % 4, kt.op.b % 4} != {2, 3}:
-            return None
+            return False
         k_scale, k = _scale(editor, first(editor, kt))
         return _raise(editor, node, q, k, v, Attention(scale * q_scale * k_scale, mask.op.window, softcap))
-    return None
+    return False
 
 
-def _raise(editor: Editor, node: Node, q: Node, k: Node, v: Node, op: Attention) -> str | None:
+def _raise(editor: Editor, node: Node, q: Node, k: Node, v: Node, op: Attention) -> bool:
     if seq_axis(q) != 2:
-        return None
+        return False
     k, v = _ungrouped(editor, k), _ungrouped(editor, v)
     heads, kv_heads = shape_of(q)[1], shape_of(k)[1]
-    if shape_of(v) != shape_of(k) or seq_axis(k) != 2 or not isinstance(heads, int) or not isinstance(kv_heads, int) or heads % kv_heads:
-        return None
-    rows = [to_rows(editor, value, f"{node.name}.{what}") for value, what in ((q, "q"), (k, "k"), (v, "v"))]
-    if any(value is None for value in rows):
-        return None
-    made = editor.add(f"{node.name}.attention", op, *(value for value in rows if value), origin=node.origin)
-    return from_rows(editor, node.name, made, node)
+    if len(shape_of(q)) != 4 or shape_of(q)[0] != 1 or shape_of(v) != shape_of(k) or seq_axis(k) != 2:
+        return False
+    if not isinstance(heads, int) or not isinstance(kv_heads, int) or heads % kv_heads:
+        return False
+    rows = [made for value, part in ((q, "q"), (k, "k"), (v, "v")) if (made := to_rows(editor, value, f"{node.name}.{part}"))]
+    from_rows(editor, node.name, editor.add(f"{node.name}.attention", op, *rows, origin=node.origin), node)
+    return True
 
 
 def _ungrouped(editor: Editor, node: Node) -> Node:

@@ -10,7 +10,7 @@ from mlsdc.compiler.graph import Editor, Graph, Node, Weight
 from mlsdc.compiler.ops_core import Binary, GatherRows, Reshape, Unary
 from mlsdc.compiler.ops_nn import Attention, Embed, Linear, RmsNorm, Rope, RopeTable
 from mlsdc.compiler.pipeline import GraphPass
-from mlsdc.passes.raise_rules import binary, first
+from mlsdc.passes.raise_match import binary, first
 
 
 @dataclass(frozen=True)

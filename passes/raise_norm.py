@@ -9,19 +9,20 @@ from mlsdc.compiler.graph import Editor, Graph, Node, Weight
 from mlsdc.compiler.ops_core import Binary, Reduce
 from mlsdc.compiler.ops_nn import RmsNorm
 from mlsdc.compiler.pipeline import GraphPass
-from mlsdc.passes.raise_rules import Rule, apply, binary, first, operands, scalar, shape_of, unary
+from mlsdc.compiler.rewrite import Rule, apply_rules
+from mlsdc.passes.raise_match import binary, first, operands, scalar, shape_of, unary
 
 
 @dataclass(frozen=True)
 class RaiseNorm(GraphPass):
     """
-    before: %s = scalar(%x) {fn="pow", value=2.0}
-            %m = reduce(%s) {fn="mean"}
-            %e = scalar(%m) {fn="add", value=1e-05}
-            %r = unary(%e) {fn="rsqrt"}
-            %n = binary(%x, %r) {fn="mul"}
-            %y = binary(%n, %w) {fn="mul"}
-    after:  %y = rms_norm(%x, %w) {eps=1e-05}
+    before: %s = scalar(%x, fn="pow", value=2.0)
+            %m = reduce(%s, fn="mean")
+            %e = scalar(%m, fn="add", value=1e-05)
+            %r = unary(%e, fn="rsqrt")
+            %n = binary(%x, %r, fn="mul")
+            %y = binary(%n, %w, fn="mul")
+    after:  %y = rms_norm(%x, %w, eps=1e-05)
 
     `%w + 1` for `%w` gives offset=1.0. Declines where the mean is not over the last axis, %x differs between the square and the product,
     or %w is not a weight of one axis.
@@ -30,12 +31,12 @@ class RaiseNorm(GraphPass):
     name: ClassVar[str] = "raise-norm"
 
     def rewrite(self, graph: Graph) -> Graph:
-        return apply(graph, RULES)
+        return apply_rules(graph, RULES)[0]
 
 
-def rms_norm(editor: Editor, node: Node) -> str | None:
+def rms_norm(editor: Editor, node: Node) -> bool:
     if not binary(node, "mul"):
-        return None
+        return False
     for scaled, weight in operands(editor, node):
         offset = scalar(weight, "add")
         plain = weight if offset is None else first(editor, weight)
@@ -45,8 +46,9 @@ def rms_norm(editor: Editor, node: Node) -> str | None:
         if found is None:
             continue
         x, eps = found
-        return editor.replace(node.name, RmsNorm(eps, offset or 0.0), x.name, plain.name)
-    return None
+        editor.replace(node.name, RmsNorm(eps, offset or 0.0), x.name, plain.name)
+        return True
+    return False
 
 
 def _normalised(editor: Editor, node: Node) -> tuple[Node, float] | None:

@@ -10,34 +10,35 @@ from mlsdc.compiler.ops_capture import Positions
 from mlsdc.compiler.ops_core import Binary, Cat, MatMul, Slice
 from mlsdc.compiler.ops_nn import Rope, RopeTable
 from mlsdc.compiler.pipeline import GraphPass
-from mlsdc.passes.raise_rules import Rule, apply, binary, first, from_rows, operands, scalar, shape_of, to_rows, unary, unshaped
+from mlsdc.compiler.rewrite import Rule, apply_rules
+from mlsdc.passes.raise_match import binary, first, from_rows, operands, scalar, shape_of, to_rows, unary, unshaped
 
 
 @dataclass(frozen=True)
 class RaiseRope(GraphPass):
     """
-    before: %f = binary(%positions, %inv_freq) {fn="mul"}
+    before: %f = binary(%positions, %inv_freq, fn="mul")
             %e = cat(%f, %f)
-            %cos = unary(%e) {fn="cos"}
-            %sin = unary(%e) {fn="sin"}
-            %lo = slice(%x) {axis=3, start=0, end=32}
-            %hi = slice(%x) {axis=3, start=32, end=64}
-            %neg = unary(%hi) {fn="neg"}
+            %cos = unary(%e, fn="cos")
+            %sin = unary(%e, fn="sin")
+            %lo = slice(%x, axis=3, start=0, end=32)
+            %hi = slice(%x, axis=3, start=32, end=64)
+            %neg = unary(%hi, fn="neg")
             %turned = cat(%neg, %lo)
-            %a = binary(%x, %cos) {fn="mul"}
-            %b = binary(%turned, %sin) {fn="mul"}
-            %y = binary(%a, %b) {fn="add"}
+            %a = binary(%x, %cos, fn="mul")
+            %b = binary(%turned, %sin, fn="mul")
+            %y = binary(%a, %b, fn="add")
     after:  %rope_table = rope_table(%positions, %inv_freq)
             %y = rope(%x, %rope_table)
 
-    between a reshape to rows [seq, heads, d] and one back. Also the form without rotate_half: cat(lo * cos - hi * sin, hi * cos + lo * sin).
+    between a reshape to rows [seq, heads, d] and one back. Also without rotate_half: cat(lo * cos - hi * sin, hi * cos + lo * sin).
     Declines where the angles are not positions times a weight, or %x is not [1, heads, seq, d] or [1, seq, heads, d].
     """
 
     name: ClassVar[str] = "raise-rope"
 
     def rewrite(self, graph: Graph) -> Graph:
-        return apply(graph, RULES)
+        return apply_rules(graph, RULES)[0]
 
 
 @dataclass(frozen=True)
@@ -50,10 +51,10 @@ class Angles:
     doubled: bool
 
 
-def rotated(editor: Editor, node: Node) -> str | None:
+def rotated(editor: Editor, node: Node) -> bool:
     """x * cos + rotate_half(x) * sin."""
     if not binary(node, "add"):
-        return None
+        return False
     for plain, turned in operands(editor, node):
         if not binary(plain, "mul") or not binary(turned, "mul"):
             continue
@@ -65,35 +66,36 @@ def rotated(editor: Editor, node: Node) -> str | None:
                 cos, sin = angles(editor, c, "cos"), angles(editor, s, "sin")
                 if x.name == source.name and cos is not None and cos == sin and cos.doubled:
                     return _raise(editor, node, x, cos)
-    return None
+    return False
 
 
-def rotated_halves(editor: Editor, node: Node) -> str | None:
+def rotated_halves(editor: Editor, node: Node) -> bool:
     """cat(lo * cos - hi * sin, hi * cos + lo * sin)."""
     if not isinstance(node.op, Cat) or len(node.inputs) != 2 or node.op.axis not in (-1, len(shape_of(node)) - 1):
-        return None
+        return False
     low, high = (editor[name] for name in node.inputs)
     if not binary(low, "sub") or not binary(high, "add"):
-        return None
+        return False
     lo_cos, hi_sin = (_product(editor, editor[name], fn) for name, fn in zip(low.inputs, ("cos", "sin"), strict=True))
     if lo_cos is None or hi_sin is None:
-        return None
+        return False
     (lo, cos), (hi, sin) = lo_cos, hi_sin
     for a, b in operands(editor, high):
         if _product(editor, a, "cos") == (hi, cos) and _product(editor, b, "sin") == (lo, sin) and cos == sin and not cos.doubled:
             x = _halves(editor, lo, hi)
-            return None if x is None else _raise(editor, node, x, cos)
-    return None
+            return x is not None and _raise(editor, node, x, cos)
+    return False
 
 
-def _raise(editor: Editor, node: Node, x: Node, found: Angles) -> str | None:
-    table = _table(editor, found)
-    if 2 * _size(editor[table], 2) != _size(x, -1):
-        return None
+def _raise(editor: Editor, node: Node, x: Node, found: Angles) -> bool:
+    if 2 * _size(editor[found.inv_freq], 0) != _size(x, -1):
+        return False
     rows = to_rows(editor, x, node.name)
     if rows is None:
-        return None
-    return from_rows(editor, node.name, editor.add(f"{node.name}.rope", Rope(), rows, table, origin=node.origin), node)
+        return False
+    made = editor.add(f"{node.name}.rope", Rope(), rows, _table(editor, found), origin=node.origin)
+    from_rows(editor, node.name, made, node)
+    return True
 
 
 def _table(editor: Editor, found: Angles) -> str:

@@ -10,7 +10,22 @@ from mlsdc.compiler.errors import CaptureError
 from mlsdc.compiler.graph import Builder, Graph, Input, Node, Weight
 from mlsdc.compiler.ops import Op
 from mlsdc.compiler.ops_capture import CausalMask, Positions, Sdpa
-from mlsdc.compiler.ops_core import ArgMax, Binary, Cast, Cat, Expand, GatherRows, MatMul, Reduce, Reshape, Scalar, Slice, Softmax, Transpose, Unary
+from mlsdc.compiler.ops_core import (
+    ArgMax,
+    Binary,
+    Cast,
+    Cat,
+    Expand,
+    GatherRows,
+    MatMul,
+    Reduce,
+    Reshape,
+    Scalar,
+    Slice,
+    Softmax,
+    Transpose,
+    Unary,
+)
 from mlsdc.compiler.ops_nn import Attention, Embed, Linear, RmsNorm, Rope, RopeTable
 from mlsdc.compiler.pipeline import GraphPass
 from mlsdc.compiler.types import Dim, DType, Size, TensorType
@@ -22,15 +37,15 @@ class Rowify(GraphPass):
     """
     before: %tokens = input() : i32[1, seq]
             %embed = embed(%tokens, %w) : f32[1, seq, 576]
-            %q = reshape(%x) {shape=[1, -1, 9, 64]}
-            %t = transpose(%q) {a=1, b=2} : f32[1, 9, seq, 64]
+            %q = reshape(%x, shape=[1, -1, 9, 64])
+            %t = transpose(%q, a=1, b=2) : f32[1, 9, seq, 64]
             %lm_head = linear(%norm, %w) : f32[1, seq, 49152]
             output logits = %lm_head
     after:  %tokens = input() : i32[rows]
             %positions = input() : i32[rows]
             %out_rows = input() : i32[out]
             %embed = embed(%tokens, %w) : f32[rows, 576]
-            %q = reshape(%x) {shape=[-1, 9, 64]} : f32[rows, 9, 64]
+            %q = reshape(%x, shape=[-1, 9, 64]) : f32[rows, 9, 64]
             %out_hidden = gather_rows(%norm, %out_rows) : f32[out, 576]
             %lm_head = linear(%out_hidden, %w) : f32[out, 49152]
             %choices = argmax(%lm_head)

@@ -57,7 +57,9 @@ def aten(*names: str) -> Callable[[R], R]:
 
 def overload(node: fx.Node) -> str:
     """`aten.mul.Tensor` -> `mul.Tensor`; other callables by their name."""
-    return str(node.target).removeprefix("aten.") if isinstance(node.target, torch._ops.OpOverload) else getattr(node.target, "__name__", str(node.target))
+    if isinstance(node.target, torch._ops.OpOverload):
+        return str(node.target).removeprefix("aten.")
+    return str(getattr(node.target, "__name__", node.target))
 
 
 UNARY = ("neg", "exp", "rsqrt", "sqrt", "cos", "sin", "tanh", "silu", "sigmoid", "abs")
@@ -155,12 +157,18 @@ def to(e: Emit, x: str, *_: Any, **__: Any) -> str:
     return x if e.dtype(x) == wanted else e.add(Cast(wanted), x)
 
 
-@aten("contiguous.default", "alias.default", "clone.default", "detach.default", "dropout.default", "lift_fresh_copy.default", "detach_.default")
+@aten(
+    "contiguous.default", "alias.default", "clone.default", "detach.default", "detach_.default",
+    "dropout.default", "lift_fresh_copy.default",
+)  # fmt: skip
 def same(e: Emit, x: str, *_: Any, **__: Any) -> str:
     return x
 
 
-@aten("view.default", "reshape.default", "unsqueeze.default", "squeeze.dim", "squeeze.dims", "flatten.using_ints", "_unsafe_view.default", "unflatten.int")
+@aten(
+    "view.default", "reshape.default", "_unsafe_view.default", "unsqueeze.default", "squeeze.dim", "squeeze.dims", "flatten.using_ints",
+    "unflatten.int",
+)  # fmt: skip
 def reshape(e: Emit, x: str, *_: Any) -> str:
     return x if e.shape(x) == e.target_shape() else e.add(Reshape(e.target_shape()), x)
 

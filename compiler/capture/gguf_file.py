@@ -41,7 +41,7 @@ class GgufFile:
             self._bytes: NDArray[np.uint8] = np.memmap(path, dtype=np.uint8, mode="r")
         except (OSError, ValueError) as error:
             raise CaptureError(f"{self.where}: cannot be read: {error}") from None
-        self._buffer = memoryview(self._bytes)
+        self._buffer = memoryview(self._bytes)  # type: ignore[arg-type]  # numpy arrays are buffers
         self._at = 0
         self.metadata: dict[str, Any] = {}
         self.tensors: dict[str, GgufTensor] = {}
@@ -70,14 +70,16 @@ class GgufFile:
         start = -(-self._at // alignment) * alignment
         for name, shape, kind, offset in infos:
             if kind not in GGML_TYPES:
-                raise CaptureError(f"{self.where}: tensor '{name}' has ggml type {kind}; known are {', '.join(t.name for t in GGML_TYPES.values())}")
+                known = ", ".join(type_.name for type_ in GGML_TYPES.values())
+                raise CaptureError(f"{self.where}: tensor '{name}' has ggml type {kind}; known are {known}")
             type_ = GGML_TYPES[kind]
             if shape[-1] % type_.block:
-                raise CaptureError(f"{self.where}: tensor '{name}' has rows of {shape[-1]}, which do not divide into {type_.name} blocks of {type_.block}")
+                raise CaptureError(f"{self.where}: tensor '{name}' has rows of {shape[-1]}, not a multiple of a {type_.name} block of {type_.block}")
             num_bytes = int(np.prod(shape, dtype=object)) // type_.block * type_.num_bytes
-            if start + offset + num_bytes > len(self._bytes):
-                raise CaptureError(
-                    f"{self.where}: tensor '{name}' ends at byte {start + offset + num_bytes}, the file has {len(self._bytes)}: it was cut short; fetch it again")
+            end = start + offset + num_bytes
+            if end > len(self._bytes):
+                have = len(self._bytes)
+                raise CaptureError(f"{self.where}: tensor '{name}' ends at byte {end}, the file has {have}: it was cut short; fetch it again")
             self.tensors[name] = GgufTensor(name, shape, type_, start + offset, num_bytes)
 
     def _tensor_info(self) -> tuple[str, tuple[int, ...], int, int]:

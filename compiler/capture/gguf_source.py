@@ -36,7 +36,6 @@ _NAMES = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
-ROPE_FACTORS = "rope_freqs.weight"  # llama 3: what each inv_freq is divided by
 
 _CONFIG = {  # metadata key after the architecture -> config.json key
     "context_length": "max_position_embeddings",
@@ -126,17 +125,23 @@ def config_from(file: GgufFile) -> dict[str, Any]:
     """config.json's facts from the metadata. Raises CaptureError naming the key that is missing or not understood."""
     architecture = file.metadata.get("general.architecture")
     if architecture not in ARCHITECTURES:
-        raise CaptureError(f"{file.where}: architecture '{architecture}' cannot be captured from GGUF; known are {', '.join(ARCHITECTURES)}")
+        known = ", ".join(ARCHITECTURES)
+        raise CaptureError(f"{file.where}: architecture '{architecture}' cannot be captured from GGUF; known are {known}")
     metadata = _Metadata(file, architecture)
-    if metadata.has("rope.scaling.type") and metadata.get("rope.scaling.type") != "none":
-        raise CaptureError(f"{file.where}: '{architecture}.rope.scaling.type' is '{metadata.get('rope.scaling.type')}'; use the Hugging Face directory instead")
+    if "rope_freqs.weight" in file.tensors:
+        raise CaptureError(f"{file.where}: tensor 'rope_freqs.weight' scales RoPE, which is read from config.json only; use the Hugging Face directory")
+    scaling = metadata.get("rope.scaling.type") if metadata.has("rope.scaling.type") else "none"
+    if scaling != "none":
+        raise CaptureError(f"{file.where}: '{architecture}.rope.scaling.type' is '{scaling}'; use the Hugging Face directory instead")
     config: dict[str, Any] = {"model_type": architecture} | {key: metadata.get(gguf) for gguf, key in _CONFIG.items()}
     # the file holds eps as f32; the shortest decimal that means it (1e-05) is what the model was trained with
     config["rms_norm_eps"] = float(np.format_float_positional(np.float32(config["rms_norm_eps"]), unique=True))
-    head_dim = metadata.get("attention.key_length") if metadata.has("attention.key_length") else config["hidden_size"] // config["num_attention_heads"]
+    even = config["hidden_size"] // config["num_attention_heads"]
+    head_dim = metadata.get("attention.key_length") if metadata.has("attention.key_length") else even
     config["head_dim"] = head_dim
-    if metadata.has("rope.dimension_count") and metadata.get("rope.dimension_count") != head_dim:
-        raise CaptureError(f"{file.where}: '{architecture}.rope.dimension_count' is {metadata.get('rope.dimension_count')}, expected head_dim {head_dim}")
+    turned = metadata.get("rope.dimension_count") if metadata.has("rope.dimension_count") else head_dim
+    if turned != head_dim:
+        raise CaptureError(f"{file.where}: '{architecture}.rope.dimension_count' is {turned}, expected the head_dim {head_dim}")
     theta = float(metadata.get("rope.freq_base")) if metadata.has("rope.freq_base") else 10000.0
     config["rope_parameters"] = {"rope_type": "default", "rope_theta": theta}
     if "token_embd.weight" not in file.tensors:
@@ -152,7 +157,7 @@ def config_from(file: GgufFile) -> dict[str, Any]:
 def gguf_source(path: Path, label: str) -> ModelSource:
     file = GgufFile(path)
     config = config_from(file)
-    heads = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]} if config["model_type"] in _PERMUTED else {}
+    heads = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}
     metadata = file.metadata
     eos = [metadata[key] for key in ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id") if key in metadata]
     config["bos_token_id"] = metadata.get("tokenizer.ggml.bos_token_id")
@@ -162,7 +167,7 @@ def gguf_source(path: Path, label: str) -> ModelSource:
         name=str(metadata.get("general.name") or path.stem),
         license=str(metadata.get("general.license", "")),
         config=config,
-        weights=GgufWeights(file, heads),
+        weights=GgufWeights(file, heads if config["model_type"] in _PERMUTED else {}),
         tokenizer_json=tokenizer_json(file),
         chat_template=str(metadata.get("tokenizer.chat_template", "")),
         num_tokens=len(metadata["tokenizer.ggml.tokens"]),

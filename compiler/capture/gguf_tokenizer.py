@@ -48,7 +48,7 @@ def tokenizer_json(file: GgufFile) -> str:
     tokens: list[str] = metadata["tokenizer.ggml.tokens"]
     kinds: list[int] = metadata["tokenizer.ggml.token_type"]
     added = [
-        {"id": i, "content": token, "single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": kind == _CONTROL}
+        {"id": i, "content": token, "special": kind == _CONTROL, **dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)}
         for i, (token, kind) in enumerate(zip(tokens, kinds, strict=True))
         if kind in (_CONTROL, _USER_DEFINED)
     ]

@@ -57,15 +57,16 @@ class LengthValues:
             return self.leaves[node]
         if _is_size(node):
             source, axis = node.args[0], node.args[1]
-            assert isinstance(source, fx.Node) and isinstance(axis, int)
+            assert isinstance(source, fx.Node)
+            assert isinstance(axis, int)
             size = source.meta["val"].shape[axis]
             return size if isinstance(size, int) else length
 
         def value(argument: Any) -> Any:
             return torch.device("cpu") if isinstance(argument, torch.device) else argument
 
-        args, kwargs = fx.node.map_aggregate((node.args, dict(node.kwargs)), value)  # type: ignore[misc]
-        args, kwargs = fx.node.map_arg((args, kwargs), lambda n: self.at(n, length))  # type: ignore[misc]
+        args, kwargs = fx.node.map_aggregate((node.args, dict(node.kwargs)), value)
+        args, kwargs = fx.node.map_arg((args, kwargs), lambda n: self.at(n, length))
         if "_assert" in str(node.target):
             return None
         assert callable(node.target)

@@ -1,4 +1,4 @@
-"""From what model.yaml names to a model source: a GGUF file, a Hugging Face directory, or `package:NAME` (a file an installed package carries)."""
+"""From what model.yaml names to a model source: a GGUF file, a Hugging Face directory, or `package:NAME` (inside an installed package)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def load_source(ref: str, base: Path | None = None) -> ModelSource:
     if path.is_dir():
         return hf_source(path.resolve(), label)
     if not path.exists():
-        raise CaptureError(f"'{ref}' is neither a file nor a directory; a model is a .gguf file, a Hugging Face directory, or {PACKAGE}NAME")
+        raise CaptureError(f"'{ref}' does not exist; a model is a .gguf file, a Hugging Face directory, or {PACKAGE}NAME")
     return gguf_source(path, label)
 
 

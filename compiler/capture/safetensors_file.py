@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,7 +12,7 @@ from numpy.typing import NDArray
 from mlsdc.compiler.capture.source import checked
 from mlsdc.compiler.errors import CaptureError
 
-_DTYPES = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": np.dtype("<u2"), "F64": np.dtype("<f8")}
+_DTYPES: dict[str, np.dtype[Any]] = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": np.dtype("<u2"), "F64": np.dtype("<f8")}
 
 
 class SafetensorsFile:
@@ -38,9 +39,9 @@ class SafetensorsFile:
             self._check(name, dtype, shape, begin, end)
 
     def _check(self, name: str, dtype: str, shape: tuple[int, ...], begin: int, end: int) -> None:
-        if self._start + end > len(self._bytes):
-            raise CaptureError(
-                f"{self.where}: tensor '{name}' ends at byte {self._start + end}, the file has {len(self._bytes)}: it was cut short; fetch it again")
+        have, last = len(self._bytes), self._start + end
+        if last > have:
+            raise CaptureError(f"{self.where}: tensor '{name}' ends at byte {last}, the file has {have}: it was cut short; fetch it again")
         if dtype in _DTYPES and end - begin != int(np.prod(shape, dtype=object)) * _DTYPES[dtype].itemsize:
             raise CaptureError(f"{self.where}: tensor '{name}' of {dtype}{list(shape)} takes {end - begin} bytes; the file is corrupt")
 

@@ -14,7 +14,7 @@ from mlsdc.compiler.errors import CaptureError
 
 @dataclass(frozen=True)
 class Blocks:
-    """A tensor as the file stores it: `rows` is u8[n, row_bytes], one row of the logical [n, k] matrix a line, in block format `kind` (`Q4_1`)."""
+    """A tensor as the file stores it, in block format `kind` (`Q4_1`): `rows` is u8[n, row_bytes], line i the blocks of row i of [n, k]."""
 
     kind: str
     shape: tuple[int, ...]

@@ -68,7 +68,9 @@ class ModuleWeights:
         return tensors[name]
 
 
-def capture_model(source: ModelSource, *, max_tokens: int | None = None, attention: str = "sdpa", name: str = "forward") -> Captured:
+def capture_model(
+    source: ModelSource, *, max_tokens: int | None = None, attention: str = "sdpa", name: str = "forward"
+) -> Captured:
     """Export the model that `source.config` describes and check that the checkpoint has all of its tensors.
 
     `max_tokens` bounds the sequence (default: the model's context length). `attention` is transformers' implementation, `sdpa` or `eager`.
@@ -83,7 +85,7 @@ def capture_model(source: ModelSource, *, max_tokens: int | None = None, attenti
 
 
 def capture_module(module: nn.Module, *, max_tokens: int = 2048, name: str = "forward") -> Captured:
-    """Export any module that maps token ids i64[1, seq] to logits f32[1, seq, vocab]; its parameters are the weights. Raises CaptureError."""
+    """Export any module from token ids i64[1, seq] to logits f32[1, seq, vocab]; its parameters are the weights. Raises CaptureError."""
     graph, constants = export_graph(module.eval(), max_tokens, name, {})
     return Captured(graph, WithConstants(ModuleWeights(module), constants))
 
@@ -92,7 +94,8 @@ def hf_module(config: Mapping[str, Any], attention: str = "sdpa") -> nn.Module:
     """The Hugging Face module of a config, without weights: parameters on the meta device, f32."""
     import transformers
 
-    facts = {key: value for key, value in config.items() if key not in ("model_type", "quantization_config", "torch_dtype", "dtype", "use_cache")}
+    ours = ("model_type", "quantization_config", "torch_dtype", "dtype", "use_cache")
+    facts = {key: value for key, value in config.items() if key not in ours}
     try:
         hf_config = transformers.AutoConfig.for_model(config["model_type"], **facts)
         hf_config.use_cache = False
@@ -124,7 +127,8 @@ def check_weights(graph: Graph, weights: WeightSource, label: str) -> None:
                 near = difflib.get_close_matches(name, names, 1)
                 raise CaptureError(f"{label}: has no tensor '{name}'" + (f"; the nearest is '{near[0]}'" if near else ""))
             if isinstance(node.type, TensorType) and weights.shape(name) != node.type.shape:
-                raise CaptureError(f"{label}: tensor '{name}' has shape {list(weights.shape(name))}, the model expects {list(node.type.shape)}")
+                found, wanted = list(weights.shape(name)), list(node.type.shape)
+                raise CaptureError(f"{label}: tensor '{name}' has shape {found}, the model expects {wanted}")
 
 
 def export_graph(
@@ -154,7 +158,9 @@ def _first_line(error: Exception) -> str:
 class _Conversion:
     """One walk over the exported graph; implements aten.Emit."""
 
-    def __init__(self, module: nn.Module, exported: torch.export.ExportedProgram, max_tokens: int, buffers: Mapping[str, torch.Tensor]) -> None:
+    def __init__(
+        self, module: nn.Module, exported: torch.export.ExportedProgram, max_tokens: int, buffers: Mapping[str, torch.Tensor]
+    ) -> None:
         self.exported = exported
         self.seq = Dim("seq", 1, max_tokens)
         self.constants: dict[str, NDArray[np.float32]] = {}
@@ -217,7 +223,7 @@ class _Conversion:
         rule = RULES.get(overload(node))
         if rule is None:
             raise CaptureError(f"cannot capture {_described(node)}")
-        args, kwargs = fx.node.map_arg((node.args, dict(node.kwargs)), lambda n: self._value(n, node))  # type: ignore[misc]
+        args, kwargs = fx.node.map_arg((node.args, dict(node.kwargs)), lambda n: self._value(n, node))
         self.node = node  # after the arguments: converting those moves it
         try:
             self.env[node] = rule(self, *args, **kwargs)
@@ -281,7 +287,8 @@ class _Conversion:
         return self.builder.weight(f"w.{target}", TensorType(DTYPES[value.dtype], tuple(value.shape)), target)
 
     def _depends_on_length(self, node: fx.Node) -> bool:
-        return self.lengths.at(node, 7).shape != self.lengths.at(node, 33).shape or not torch.equal(self.lengths.at(node, 7), self.lengths.at(node, 33))
+        short, long = self.lengths.at(node, 7), self.lengths.at(node, 33)
+        return short.shape != long.shape or not torch.equal(short, long)
 
     def _once(self, name: str, op: Op, *inputs: str) -> str:
         return name if name in self.builder.nodes else self.builder.add(name, op, *inputs)
@@ -340,6 +347,6 @@ def _is_assert(node: fx.Node) -> bool:
 
 
 def _described(node: fx.Node) -> str:
-    near = difflib.get_close_matches(overload(node), RULES, 1, cutoff=0.3)
-    place = _module_path(node) or "the module"
-    return f"{node.name} ({overload(node)} in {place}" + (f"; the nearest rule is {near[0]})" if near and near[0] != overload(node) else ")")
+    kind = overload(node)
+    near = "" if kind in RULES else ", ".join(difflib.get_close_matches(kind, RULES, 1, cutoff=0.3))
+    return f"{node.name} ({kind} in {_module_path(node) or 'the module'}" + (f"; the nearest rule is {near})" if near else ")")

@@ -1,35 +1,12 @@
-"""Rules of the raising passes: an equation to read, and a function that rewrites the node it stands at or declines with None."""
+"""What the raising rules look at around a node, and the way from a sequence's values to rows and back."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
 
-from mlsdc.compiler.graph import Editor, Graph, Node
-from mlsdc.compiler.ops import Op
+from mlsdc.compiler.graph import Editor, Node
 from mlsdc.compiler.ops_core import Binary, Cast, Expand, Reshape, Scalar, Transpose, Unary
 from mlsdc.compiler.types import Dim, Size, TensorType
-
-
-@dataclass(frozen=True)
-class Rule:
-    """`rewrite(editor, node)` is tried at every node whose op is a `root`; it gives the name of the value it made, or None."""
-
-    equation: str
-    root: type[Op]
-    rewrite: Callable[[Editor, Node], str | None]
-
-
-def apply(graph: Graph, rules: Sequence[Rule]) -> Graph:
-    """Every node once, in topological order; the first rule that does not decline wins. The graph itself if all decline."""
-    editor = Editor(graph)
-    changed = False
-    for node in graph:
-        for rule in rules:
-            if isinstance(node.op, rule.root) and rule.rewrite(editor, editor[node.name]) is not None:
-                changed = True
-                break
-    return editor.finish() if changed else graph
 
 
 def operands(editor: Editor, node: Node) -> Iterator[tuple[Node, Node]]:
@@ -79,7 +56,8 @@ def to_rows(editor: Editor, value: Node, base: str) -> str | None:
     if len(shape) != 4 or shape[0] != 1 or axis not in (1, 2):
         return None
     heads, dim = shape[3 - axis], shape[3]
-    assert isinstance(heads, int) and isinstance(dim, int)
+    assert isinstance(heads, int)
+    assert isinstance(dim, int)
     turned = value.name if axis == 1 else editor.add(f"{base}.turned", Transpose(1, 2), value.name)
     return editor.add(f"{base}.rows", Reshape((-1, heads, dim)), turned)
 
@@ -89,7 +67,8 @@ def from_rows(editor: Editor, name: str, rows: str, like: Node) -> str:
     axis = seq_axis(like)
     shape = shape_of(editor[rows])
     heads, dim = shape[1], shape[2]
-    assert isinstance(heads, int) and isinstance(dim, int)
+    assert isinstance(heads, int)
+    assert isinstance(dim, int)
     whole = Reshape((1, -1, heads, dim))
     if axis == 1:
         return editor.replace(name, whole, rows)
