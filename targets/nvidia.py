@@ -23,21 +23,25 @@ from mlsdc.runtime.step import BLOCK, Limits
 from mlsdc.targets.cubin import Resources, elf_abi, resources
 from mlsdc.targets.hardware import GPUS, MIN_DRIVER, Gpu
 from mlsdc.targets.protocol import Call, Declined, KernelSpec, Lowering, Target, TempRef, ValueRef
-from mlsdc.targets.triton_build import HIDDEN, Compiled, Variant, compile_cubin, render, reproducible, tools_folder
+from mlsdc.targets.triton_build import HIDDEN, TEMPLATES, Compiled, Variant, compile_cubin, render, reproducible, tools_folder
 from mlsdc.targets.triton_checked import checked_by
 from mlsdc.templates.params_triton import AttendCombine, AttendSplit
 
-SPLIT_INPUTS = {"header": "*i32", "positions": "*i32", "row_slot": "*i32", "ancestors": "*i64", "seq_ctx": "*i32", "seq_row": "*i32", "seq_rows": "*i32",
-                "page_table": "*i32", "scratch_table": "*i32"}
-SPLIT_ABI = ("q_ptr: *f32", "pool: *u8", *(f"{name}: {type_}" for name, type_ in SPLIT_INPUTS.items()), "m_ptr: *f32", "l_ptr: *f32", "acc_ptr: *f32")
-COMBINE_ABI = ("m_ptr: *f32", "l_ptr: *f32", "acc_ptr: *f32", "header: *i32", "positions: *i32")
+SPLIT_INPUTS = ("header", "positions", "row_slot", "ancestors", "seq_ctx", "seq_row", "seq_rows", "page_table", "scratch_table")
+STATES = ("m_ptr: *f32", "l_ptr: *f32", "acc_ptr: *f32")
+SPLIT_ABI = ("q_ptr: *f32", "pool: *u8", *(f"{name}: {'*i64' if name == 'ancestors' else '*i32'}" for name in SPLIT_INPUTS), *STATES)
+COMBINE_ABI = (*STATES, "header: *i32", "positions: *i32")
 
 # In order of preference: deep pipelines first (a page-table load in front of every K/V load halves their depth), then what spills less.
 VARIANTS = {
-    "attend_split": (Variant(4, 5), Variant(4, 3), Variant(8, 5), Variant(8, 3), Variant(8, 1)),
+    "attend_split": (Variant(4, 5), Variant(8, 5), Variant(8, 3), Variant(8, 1)),
     "attend_combine": (Variant(1, 3),),
 }
 PLAIN = {DType.F32: np.float32, DType.F16: np.float16}
+
+
+def key_of(spec: KernelSpec) -> str:
+    return spec.key
 
 
 class NvidiaTarget(Target):
@@ -61,7 +65,8 @@ class NvidiaTarget(Target):
         return ()
 
     def packed_bytes(self, type_: Type) -> int:
-        return sum(self._plain(type_).shape) and int(np.prod(self._plain(type_).shape)) * self._itemsize(type_)
+        tensor = self._plain(type_)
+        return int(np.prod([int(size) for size in tensor.shape if isinstance(size, int)])) * (4 if tensor.dtype == DType.F32 else 2)
 
     def pack(self, type_: Type, rows: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
         """Row-major, as is: plain dtypes only, until a linear has a template and with it a layout of its own."""
@@ -75,17 +80,18 @@ class NvidiaTarget(Target):
         (directory / folder).mkdir(parents=True, exist_ok=True)
         kernels = {}
         with reproducible(self.gpu):
-            for spec in sorted(dict.fromkeys(specs), key=lambda spec: spec.key):
+            for spec in sorted(dict.fromkeys(specs), key=key_of):
                 kernels[spec.key] = self._build_one(spec, directory, folder)
         files = tuple(sorted(path for info in kernels.values() for path in (info.file, info.source)))
         return TargetInfo(self.name, self.device, self.requires, files, kernels)
 
     def _attention(self, node: Node, op: PagedAttention, graph: Graph) -> Lowering | Declined:
         q, kv = graph[node.inputs[0]].type, graph[node.inputs[1]].type
-        assert isinstance(q, TensorType) and isinstance(kv, KvType)
+        assert isinstance(q, TensorType)
+        assert isinstance(kv, KvType)
         heads = q.shape[1]
         assert isinstance(heads, int)
-        if kv.format not in ("bf16",):
+        if not (TEMPLATES / f"kv_{kv.format}.py.jinja").exists():
             return Declined(f"kv format '{kv.format}' has no Triton fragments yet")
         if kv.head_dim not in (32, 64, 128, 256):
             return Declined(f"head_dim {kv.head_dim} is not 32, 64, 128 or 256, and Triton's blocks are powers of two")
@@ -145,6 +151,3 @@ class NvidiaTarget(Target):
         if not isinstance(type_, TensorType) or type_.dtype not in (*PLAIN, DType.BF16):
             raise CompileError(f"{self.name}: no layout for a weight of type {type_} yet")
         return type_
-
-    def _itemsize(self, type_: Type) -> int:
-        return 4 if self._plain(type_).dtype == DType.F32 else 2

@@ -25,8 +25,7 @@ from mlsdc.templates import params_triton
 
 TEMPLATES = Path(params_triton.__file__).parent / "triton"
 TRITON_VERSION = "3.9.0"
-TRITON_TYPES = {"f32": "fp32", "i32": "i32", "i64": "i64", "u8": "u8", "i8": "i8", "*f32": "*fp32", "*i32": "*i32", "*i64": "*i64", "*u8": "*u8",
-                "*i8": "*i8"}
+SCALARS = {"f32": "fp32", "i32": "i32", "i64": "i64", "u8": "u8", "i8": "i8"}
 HIDDEN = ("global_scratch: null", "profile_scratch: null")  # every Triton kernel takes these two pointers after its own arguments
 
 
@@ -66,10 +65,16 @@ def split_abi(spec: KernelSpec) -> list[tuple[str, str]]:
     return [(name, type_) for name, type_ in pairs]
 
 
+def triton_type(type_: str) -> str:
+    """`*f32` -> `*fp32`."""
+    return "*" * type_.count("*") + SCALARS[type_.lstrip("*")]
+
+
 def load_source(path: Path, entry: str) -> Any:
     """Import a generated file (Triton reads a kernel's text back from its file) and return its kernel."""
     module_spec = importlib.util.spec_from_file_location(f"mlsdc_generated.{path.stem}", path)
-    assert module_spec is not None and module_spec.loader is not None
+    assert module_spec is not None
+    assert module_spec.loader is not None
     module = importlib.util.module_from_spec(module_spec)
     module_spec.loader.exec_module(module)
     return getattr(module, entry)
@@ -90,7 +95,7 @@ def reproducible(gpu: Gpu) -> Iterator[None]:
     from triton import knobs
 
     if triton.__version__ != TRITON_VERSION:
-        raise CompileError(f"triton {triton.__version__} is installed, kernels are generated for triton {TRITON_VERSION}: pip install mlsdc[nvidia]")
+        raise CompileError(f"triton {triton.__version__} is installed, kernels need triton {TRITON_VERSION}: pip install mlsdc[nvidia]")
     if knobs.runtime.interpret:
         raise CompileError("TRITON_INTERPRET is set: kernels cannot be compiled in this process; unset it")
     with tempfile.TemporaryDirectory(prefix="mlsdc-triton-") as cache, knobs.compilation.scope(), knobs.cache.scope(), knobs.nvidia.scope():
@@ -107,7 +112,7 @@ def compile_cubin(spec: KernelSpec, source: Path, gpu: Gpu, variant: Variant) ->
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    signature = {name: TRITON_TYPES[type_] for name, type_ in split_abi(spec)}
+    signature = {name: triton_type(type_) for name, type_ in split_abi(spec)}
     aligned = {(i,): [["tt.divisibility", 16]] for i, type_ in enumerate(signature.values()) if type_.startswith("*")}
     options = {"num_warps": variant.num_warps, "num_stages": variant.num_stages, "enable_fp_fusion": False}
     try:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -24,7 +24,8 @@ from mlsdc.compiler.errors import CompileError
 from mlsdc.targets.triton_build import load_source
 
 Array = npt.NDArray[Any]
-Handle = interpreter.TensorHandle
+Handle: TypeAlias = Any  # interpreter.TensorHandle: a numpy array and its Triton type
+TensorHandle = interpreter.TensorHandle
 
 # Formats that the interpreter keeps as raw bits: torch's type, and the largest number where conversion saturates as on the GPU.
 RAW = {
@@ -50,18 +51,20 @@ def decode(handle: Handle) -> Array:
 def encode(values: Array, dtype: Any) -> Handle:
     """Numbers as a handle of `dtype`; raw formats are rounded to nearest even."""
     if dtype not in RAW:
-        return Handle(np.asarray(values).astype(interpreter._get_np_dtype(dtype)), dtype)
+        return TensorHandle(np.asarray(values).astype(interpreter._get_np_dtype(dtype)), dtype)
     torch_dtype, largest = RAW[dtype]
     clipped = np.clip(np.asarray(values, np.float32), -largest, largest)
     rounded = torch.from_numpy(np.array(clipped)).to(torch_dtype)
-    return Handle(rounded.view(torch.int16 if rounded.itemsize == 2 else torch.uint8).numpy().view(interpreter._get_np_dtype(dtype)), dtype)
+    bits = rounded.view(torch.int16 if rounded.itemsize == 2 else torch.uint8).numpy()
+    return TensorHandle(bits.view(interpreter._get_np_dtype(dtype)), dtype)
 
 
 def dot(a: Array, b: Array, start: Array) -> Array:
     """start + a b, products added in order of k in the type of `start`."""
     total = np.array(start)
+    a, b = a.astype(total.dtype), b.astype(total.dtype)
     for k in range(a.shape[-1]):
-        total += a[..., :, k, None].astype(total.dtype) * b[..., k, None, :].astype(total.dtype)
+        total += a[..., :, k, None] * b[..., k, None, :]
     return total
 
 
@@ -85,7 +88,7 @@ def patch(builder: type[Any] = interpreter.InterpreterBuilder) -> None:
         if not is_raw(left) or op in BITWISE:
             return binary(self, left, right, op)
         result = op(decode(left), decode(right))
-        return Handle(result, tl.int1) if result.dtype == np.bool_ else encode(result, left.dtype.scalar)
+        return TensorHandle(result, tl.int1) if result.dtype == np.bool_ else encode(result, left.dtype.scalar)
 
     def unary_op(self: Any, source: Handle, op: Callable[..., Array]) -> Handle:
         return encode(op(decode(source)), source.dtype.scalar) if is_raw(source) else unary(self, source, op)
@@ -96,7 +99,7 @@ def patch(builder: type[Any] = interpreter.InterpreterBuilder) -> None:
         return fma(self, x, y, z)
 
     def create_dot(self: Any, a: Handle, b: Handle, start: Handle, precision: Any, imprecise: Any) -> Handle:
-        return Handle(dot(decode(a), decode(b), start.data), start.dtype.scalar)
+        return TensorHandle(dot(decode(a), decode(b), start.data), start.dtype.scalar)
 
     for method in (cast_impl, create_fp_to_fp, binary_op, unary_op, create_fma, create_dot):
         setattr(builder, method.__name__, method)

@@ -98,7 +98,7 @@ class AttendSplit:
 
 @dataclass(frozen=True)
 class AttendCombine:
-    """`attend_combine`: a row's splits folded in index order and normalised; `quantise`: into a8, its scales after all of its int8 values."""
+    """`attend_combine`: a row's splits folded in index order and normalised; `quantise`: into a8, all values, then all scales."""
 
     template: ClassVar[str] = "attend_combine"
 

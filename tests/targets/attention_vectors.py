@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mlsdc.runtime.kv_format import KvGeometry
-from mlsdc.runtime.step import Header, Limits, StepBuffers, aligned
+from mlsdc.runtime.step import INPUTS, Header, Limits, StepBuffers, aligned
 from mlsdc.runtime.tree import Tree, ancestor_words
 
 Array = npt.NDArray[Any]
@@ -25,9 +25,9 @@ POISON = 0xFF  # every byte of a free slot: NaN in bf16, f16, f32 and e4m3
 
 @dataclass(frozen=True)
 class Sequence:
-    """Keys and values by position (`keys[ctx, kv_heads, d]`) and by scratch slot, and rows to attend: (slot, position, word), q[rows, heads, d].
+    """Keys and values by position (`keys[ctx, kv_heads, d]`) and by scratch slot, and the rows to attend with their q[rows, heads, d].
 
-    A prefilled sequence has no slots, its rows have slot -1 and word 0, and its keys include those of its rows.
+    A row is (slot, position, ancestor word). A prefilled sequence has no slots, its rows have slot -1 and word 0, and its keys include those of its rows.
     """
 
     keys: Array
@@ -151,12 +151,10 @@ def lay_out(shape: Shape, sequences: Seq[Sequence], *, pages_seed: int = 0, limi
     bad_page = free.pop()
 
     buffers = StepBuffers(limits, size)
-    for name in ("tokens", "positions", "row_seq", "row_slot", "seq_ctx", "seq_row", "seq_rows", "out_rows", "choices", "commit_src", "commit_dst"):
-        getattr(buffers, name)[:] = JUNK
-    buffers.ancestors[:] = np.uint64(0xDEADBEEFDEADBEEF)
+    for name, (dtype, _) in INPUTS.items():
+        getattr(buffers, name)[:] = JUNK if dtype == "i4" else np.uint64(0xDEADBEEFDEADBEEF)
     buffers.page_table[:] = bad_page
     buffers.scratch_table[:] = bad_page
-    buffers.header[:] = JUNK
     q = aligned((limits.max_num_batched_tokens, shape.heads, shape.head_dim), "f4")
     q[:] = np.nan
 

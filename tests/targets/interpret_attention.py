@@ -1,0 +1,160 @@
+"""Run attention cases through NvidiaTarget's lowering under Triton's interpreter: `python -m tests.targets.interpret_attention IN OUT`.
+
+A process of its own, because triton decides at import whether it interprets, and a kernel that reads wildly kills its process.
+Every array lies between guard zones of NaN bytes, and what a kernel must not write is compared afterwards.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from mlsdc.compiler.graph import Builder, Graph
+from mlsdc.compiler.ops_kv import PagedAttention
+from mlsdc.compiler.types import Dim, DType, KvType, TensorType, TreeType
+from mlsdc.runtime.program import InputArg, PoolArg
+from mlsdc.runtime.step import Limits
+from mlsdc.targets.nvidia import NvidiaTarget
+from mlsdc.targets.protocol import Call, Lowering, TempRef, ValueRef
+from mlsdc.targets.triton_build import render
+from tests.targets.attention_vectors import POISON, Case, Shape
+
+Array = npt.NDArray[Any]
+GUARD = 4096
+
+
+@dataclass(frozen=True)
+class Job:
+    name: str
+    case: Case
+    quantise: bool = False
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """`result` is the raw result buffer, u8; `harmed` names arrays whose guard zones or whose inputs were written to."""
+
+    result: Array
+    harmed: tuple[str, ...]
+
+    def rows(self, case: Case) -> Array:
+        shape = case.shape
+        return self.result.view(np.float32).reshape(-1, shape.heads, shape.head_dim)[: case.num_rows]
+
+
+def attention_graph(shape: Shape, limits: Limits, quantise: bool = False) -> Graph:
+    """A graph of one fused node, `attend`."""
+    graph = Builder("attention")
+    rows = Dim("rows", 1, limits.max_num_batched_tokens)
+    q = graph.input("q", TensorType(DType.F32, (rows, shape.heads, shape.head_dim)))
+    kv = graph.input("kv", KvType(shape.format, shape.page_size, shape.num_layers, shape.kv_heads, shape.head_dim))
+    tree = graph.input("tree", TreeType())
+    return graph.build(out=graph.add("attend", PagedAttention(shape.layer, shape.scale, shape.window, shape.softcap, quantise), q, kv, tree))
+
+
+def lowered(shape: Shape, limits: Limits, gpu: str = "h100", quantise: bool = False) -> Lowering:
+    graph = attention_graph(shape, limits, quantise)
+    lowering = NvidiaTarget(gpu, limits).lower(graph["attend"], graph)
+    assert isinstance(lowering, Lowering), lowering
+    return lowering
+
+
+class Memory:
+    """Arrays between guard zones, found again by what a call's argument names."""
+
+    def __init__(self, case: Case, lowering: Lowering) -> None:
+        inputs = {"q": case.q, "pool": case.pool, **{name: getattr(case.buffers, name) for name in vars(case.buffers) if name not in ("limits", "page_size")}}
+        self.before = {name: array.copy().reshape(-1).view(np.uint8) for name, array in inputs.items()}
+        sizes = {"result": lowering.result_bytes, **lowering.temps}
+        self.raw = {name: np.full(2 * GUARD + len(data), POISON, np.uint8) for name, data in self.before.items()}
+        self.raw |= {name: np.full(2 * GUARD + size, POISON, np.uint8) for name, size in sizes.items()}
+        for name, data in self.before.items():
+            self.bytes(name)[:] = data
+
+    def bytes(self, name: str) -> Array:
+        return self.raw[name][GUARD:-GUARD]
+
+    def argument(self, arg: Any, type_: str) -> Array:
+        """Bytes of a call's argument, as an array of the type its ABI entry says."""
+        match arg:
+            case ValueRef(value):
+                data = self.bytes("q" if value == "q" else "result")
+            case TempRef(temp):
+                data = self.bytes(temp)
+            case InputArg(name):
+                data = self.bytes(name)
+            case PoolArg(offset):
+                data = self.bytes("pool")[offset:]
+            case _:
+                raise ValueError(f"unexpected argument {arg}")
+        return data.view({"*f32": "f4", "*i32": "i4", "*i64": "i8", "*u8": "u1", "*i8": "i1"}[type_])
+
+    def harmed(self) -> tuple[str, ...]:
+        guards = [name for name, raw in self.raw.items() if not (np.all(raw[:GUARD] == POISON) and np.all(raw[-GUARD:] == POISON))]
+        changed = [name for name, data in self.before.items() if not np.array_equal(self.bytes(name), data)]
+        return tuple(sorted({*guards, *changed}))
+
+
+def interpret(job: Job, folder: Path) -> Outcome:
+    from mlsdc.targets.triton_interpreter import launch
+
+    lowering = lowered(job.case.shape, job.case.buffers.limits, quantise=job.quantise)
+    memory = Memory(job.case, lowering)
+    for call in lowering.calls:
+        launch(source_of(call, folder), call.spec.key, call.grid, [
+            memory.argument(arg, entry.split(": ")[1]) for arg, entry in zip(call.args, call.spec.abi, strict=True)])
+    return Outcome(memory.bytes("result").copy(), memory.harmed())
+
+
+def source_of(call: Call, folder: Path) -> Path:
+    path = folder / f"k_{call.spec.key}.py"
+    path.write_text(render(call.spec))
+    return path
+
+
+def conversions() -> dict[str, Array]:
+    """What the interpreter makes of numbers that are hard to round, as Triton ships it and patched: name -> result."""
+    import triton.language as tl
+    from triton.runtime.interpreter import TensorHandle, interpreter_builder
+
+    from mlsdc.targets.triton_interpreter import decode, patch
+
+    values = np.random.default_rng(0).standard_normal(4096, np.float32)
+    codes = np.arange(256, dtype=np.uint8)
+    found = {"values": values}
+    for state in ("stock", "patched"):
+        if state == "patched":
+            patch()
+        handle = TensorHandle(values, tl.float32)
+        bf16 = interpreter_builder.cast_impl(handle, tl.bfloat16)
+        found[f"{state} bf16"] = bf16.data
+        found[f"{state} square"] = interpreter_builder.create_fmul(bf16, bf16).data
+        found[f"{state} e4m3"] = interpreter_builder.create_fp_to_fp(handle, tl.float8e4nv, None).data
+        found[f"{state} e5m2"] = interpreter_builder.create_fp_to_fp(handle, tl.float8e5, None).data
+    found["decoded e4m3"] = decode(TensorHandle(codes, tl.float8e4nv))
+    return found
+
+
+def main() -> None:
+    source, target = map(Path, sys.argv[1:])
+    jobs: list[Job] = pickle.loads(source.read_bytes())
+    converted = conversions()
+    with tempfile.TemporaryDirectory() as folder:
+        outcomes = {job.name: interpret(job, Path(folder)) for job in jobs}
+    target.write_bytes(pickle.dumps((converted, outcomes)))
+
+
+if __name__ == "__main__":
+    assert os.environ.get("TRITON_INTERPRET") == "1"
+    # Pickled classes are known by the module's name, not as __main__.
+    from tests.targets.interpret_attention import main as run
+
+    run()

@@ -1,0 +1,168 @@
+"""The Triton lowering of paged attention, compiled ahead of time for GPUs that this machine does not have."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+from mlsdc.compiler.errors import CompileError
+from mlsdc.compiler.graph import Builder
+from mlsdc.compiler.ops_core import Unary
+from mlsdc.compiler.types import Dim, DType, TensorType
+from mlsdc.runtime.manifest import TargetInfo
+from mlsdc.runtime.step import Limits
+from mlsdc.targets import cubin
+from mlsdc.targets.hardware import GPUS
+from mlsdc.targets.nvidia import NvidiaTarget
+from mlsdc.targets.protocol import Declined, KernelSpec
+from mlsdc.targets.triton_build import render, tools_folder, triton_type
+from tests.targets.attention_vectors import LIMITS, Shape
+from tests.targets.interpret_attention import attention_graph, lowered
+
+pytest.importorskip("triton", reason="triton is not installed (pip install mlsdc[nvidia])")
+
+SMOLLM2 = Shape(9, 3, 64, page_size=32, num_layers=30, layer=29)
+LLAMA_8B = Shape(32, 8, 128, page_size=16, num_layers=32, layer=0)
+SERVING = Limits(max_model_len=8192, max_num_seqs=16, max_num_batched_tokens=512, max_logit_rows=64, max_tree_nodes=31)
+REBUILD = """
+import sys
+from pathlib import Path
+from tests.targets.test_triton_compiled import build, digests
+for name, digest in digests(build("a100", Path(sys.argv[1])), Path(sys.argv[1])).items():
+    print(name, digest)
+"""
+
+
+@dataclass(frozen=True)
+class Built:
+    info: TargetInfo
+    directory: Path
+
+
+def specs() -> list[KernelSpec]:
+    """Kernels of two models, one of them with quantised output."""
+    calls = lowered(SMOLLM2, SERVING, quantise=True).calls + lowered(LLAMA_8B, SERVING).calls
+    return [call.spec for call in calls]
+
+
+def build(gpu: str, directory: Path) -> TargetInfo:
+    return NvidiaTarget(gpu, SERVING).build(specs(), directory)
+
+
+def digests(info: TargetInfo, directory: Path) -> dict[str, str]:
+    return {file: hashlib.sha256((directory / file).read_bytes()).hexdigest() for file in info.files}
+
+
+@pytest.fixture(scope="module", params=["h100", "a100"])
+def built(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Built:
+    directory = tmp_path_factory.mktemp(request.param)
+    return Built(build(request.param, directory), directory)
+
+
+def test_every_kernel_has_its_source_and_its_cubin(built: Built) -> None:
+    assert set(built.info.kernels) == {spec.key for spec in specs()}
+    assert set(built.info.files) == {p.relative_to(built.directory).as_posix() for p in built.directory.rglob("*") if p.is_file()}
+
+
+def test_no_kernel_spills_or_asks_for_too_much(built: Built) -> None:
+    gpu = GPUS[built.info.name]
+    for kernel in built.info.kernels.values():
+        found = cubin.resources(built.directory / kernel.file, tools_folder())
+        assert (found.stack_bytes, found.local_ops) == (0, 0)
+        assert found.registers * kernel.resources["threads"] <= gpu.registers
+        assert kernel.resources["shared_bytes"] <= gpu.shared_bytes
+
+
+def test_the_abi_is_the_parameter_table_of_the_cubin(built: Built) -> None:
+    sizes = {"null": 8, "i32": 4, "f32": 4}
+    for kernel in built.info.kernels.values():
+        types = [entry.split(": ")[1] for entry in kernel.abi]
+        table = cubin.params((built.directory / kernel.file).read_bytes(), kernel.entry)
+        assert [param.bytes for param in table] == [8 if type_.startswith("*") else sizes[type_] for type_ in types]
+
+
+def test_attention_runs_on_tensor_cores_and_copies_asynchronously(built: Built) -> None:
+    for key, kernel in built.info.kernels.items():
+        if key.startswith("attend_split"):
+            opcodes = cubin.sass(built.directory / kernel.file, tools_folder())
+            assert opcodes["HMMA"] + opcodes["HGMMA"] > 0
+            assert opcodes["LDGSTS"] > 0
+
+
+def test_a_cubin_is_for_its_gpu_and_loads_with_drivers_from_525_on(built: Built) -> None:
+    assert built.info.requires == (f"sm_{GPUS[built.info.name].sm}",)
+    assert {kernel.resources["min_driver"] for kernel in built.info.kernels.values()} == {525}
+
+
+def test_nothing_claims_to_have_run_on_a_card(built: Built) -> None:
+    assert {kernel.checked_by for kernel in built.info.kernels.values()} == {"interpreted"}
+
+
+def test_another_process_builds_the_same_bytes_in_another_directory(root: Path, tmp_path: Path) -> None:
+    here, there = tmp_path / "here", tmp_path / "elsewhere" / "deeper"
+    done = subprocess.run(
+        [sys.executable, "-c", REBUILD, there], cwd=root, capture_output=True, text=True, env={**os.environ, "PYTHONHASHSEED": "7"}, check=True)
+    assert dict(line.split() for line in done.stdout.splitlines()) == digests(build("a100", here), here)
+
+
+def test_generated_files_name_no_path_of_the_build(built: Built) -> None:
+    for file in built.info.files:
+        assert os.fsencode(built.directory) not in (built.directory / file).read_bytes()
+
+
+def test_importing_the_target_imports_no_compiler(root: Path) -> None:
+    code = "import sys, mlsdc.targets.nvidia; sys.exit(any(name in sys.modules for name in ('triton', 'torch', 'tvm')))"
+    assert subprocess.run([sys.executable, "-c", code], cwd=root).returncode == 0
+
+
+def test_a_parameter_that_a_template_lacks_is_an_error_that_names_kernel_and_template() -> None:
+    @dataclass(frozen=True)
+    class Nothing:
+        key: str = "nothing"
+
+    with pytest.raises(CompileError, match="nothing: templates/triton/attend_split.py.jinja: UndefinedError"):
+        render(KernelSpec("attend_split", Nothing(), ()))
+
+
+def test_a_source_that_does_not_compile_is_an_error_that_names_kernel_and_gpu(tmp_path: Path) -> None:
+    spec = lowered(SMOLLM2, SERVING).calls[1].spec
+    wrong = replace(spec, abi=tuple(entry.replace("*i32", "i32") for entry in spec.abi))
+    with pytest.raises(CompileError, match=f"{spec.key}: k_{spec.key}.py does not compile for sm_90"):
+        NvidiaTarget("h100", SERVING).build([wrong], tmp_path)
+
+
+def test_the_grid_is_fixed_so_that_a_graph_can_hold_it() -> None:
+    assert all(call.count is None for call in lowered(SMOLLM2, SERVING).calls)
+
+
+def test_layers_share_their_kernels() -> None:
+    first, last = lowered(replace(SMOLLM2, layer=0), SERVING), lowered(SMOLLM2, SERVING)
+    assert [call.spec for call in first.calls] == [call.spec for call in last.calls]
+
+
+def test_other_limits_are_another_kernel() -> None:
+    assert lowered(SMOLLM2, SERVING).calls[0].spec.key != lowered(SMOLLM2, LIMITS).calls[0].spec.key
+
+
+def test_an_op_without_a_template_is_declined_with_its_name() -> None:
+    graph = Builder("g")
+    x = graph.input("x", TensorType(DType.F32, (Dim("rows", 1, 512), 64)))
+    built = graph.build(y=graph.add("y", Unary("exp"), x))
+    assert NvidiaTarget("h100", SERVING).lower(built["y"], built) == Declined("'unary' has no Triton template yet")
+
+
+def test_a_head_size_that_is_no_power_of_two_is_declined() -> None:
+    graph = attention_graph(Shape(4, 2, 80), SERVING)
+    declined = NvidiaTarget("h100", SERVING).lower(graph["attend"], graph)
+    assert isinstance(declined, Declined)
+    assert "head_dim 80" in declined.why
+
+
+def test_types_of_the_abi_are_spelled_as_triton_spells_them() -> None:
+    assert [triton_type(t) for t in ("*f32", "f32", "*i64", "*u8")] == ["*fp32", "fp32", "*i64", "*u8"]
