@@ -84,7 +84,7 @@ def apply_rules(graph: Graph, rules: Sequence[Rule]) -> tuple[Graph, list[Fired]
         for name in tuple(editor.nodes):
             for rule in rules:
                 node = editor.nodes.get(name)
-                if node is None or not isinstance(node.op, rule.root):
+                if node is None or not isinstance(node.op, rule.root) or is_dead(editor, name):
                     continue
                 if rule.function(editor, node):
                     fired.append(Fired(rule.equation, graph.name, name))
@@ -101,3 +101,8 @@ def apply_rules(graph: Graph, rules: Sequence[Rule]) -> tuple[Graph, list[Fired]
         for equation, count in declined.items():
             record.declined[equation] = record.declined.get(equation, 0) + count
     return (editor.finish() if fired else graph), fired
+
+
+def is_dead(editor: Editor, name: str) -> bool:
+    """Whether nothing uses the value any more: a rule has put another in its place."""
+    return not editor.users(name) and not editor.is_output(name)

@@ -11,6 +11,7 @@ Weights are random by *checkpoint tensor name*, so a weight that stacks three so
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -79,7 +80,7 @@ def noise(name: str, shape: tuple[int, ...]) -> Array:
     return (unit * np.float32((3 / shape[-1]) ** 0.5)).astype(np.float32)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Step:
     """What the inputs of an execution are made of. `committed` tokens of the first sequence are in its pages already."""
 
@@ -87,10 +88,12 @@ class Step:
     committed: int
 
 
+@functools.cache
 def prompt_step() -> Step:
     return Step(StepTree.prefill(ROWS, 16), 0)
 
 
+@functools.cache
 def verify_step() -> Step:
     """The tree and the prompt of the module's docstring. Pages 3, 0 are the first sequence's, 2 its scratch, 1 the second's."""
     drafted = len(TREE) + 1
