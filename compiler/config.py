@@ -40,8 +40,8 @@ def _kv(raw: Any) -> Any:
 
 @dataclass(frozen=True)
 class TargetConfig:
-    """The model. `model` is a path relative to the YAML file (a GGUF file or a Hugging Face folder), or `package:NAME/FILE` for a file
-    that an installed Python package brings (capture.load_source). `name` is what the artifact calls itself; the default is the file's name."""
+    """The model. `model` is a path relative to the YAML file (a GGUF file or a Hugging Face folder), or `package:NAME/FILE` for one
+    that an installed Python package brings (capture.load_source). `name` is what the artifact calls itself; default: the source's name."""
 
     model: str = option()
     name: str | None = option(None)

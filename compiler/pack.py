@@ -37,10 +37,10 @@ class WeightFile:
 def staged(output: Path) -> Iterator[Path]:
     """A fresh folder beside `output` that takes its place when the block ends; on any error it is removed and `output` stays as it was.
 
-    Raises CompileError, before any work is done, if `output` is something else than an artifact or cannot be written.
+    Raises CompileError if `output` is something else than an artifact, or when writing fails (a full disk).
     """
     output = Path(os.path.abspath(output))
-    _check_replaceable(output)
+    check_output(output)
     folder = output.with_name(f".{output.name}.partial-{os.getpid()}")
     try:
         folder.mkdir()
@@ -54,6 +54,17 @@ def staged(output: Path) -> Iterator[Path]:
         raise CompileError(f"{output.name}: packing stopped, nothing was written: {_reason(error, folder)}") from error
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def check_output(output: Path) -> None:
+    """Raises CompileError if an artifact cannot take the place of `output`: worth asking before minutes of work."""
+    output = Path(os.path.abspath(output))
+    if not output.parent.is_dir():
+        raise CompileError(f"{output}: the folder {output.parent} does not exist")
+    if output.is_symlink() or (output.exists() and not output.is_dir()):
+        raise CompileError(f"{output}: exists and is not an artifact; choose another -o or remove it")
+    if output.is_dir() and any(output.iterdir()) and not (output / "manifest.json").is_file():
+        raise CompileError(f"{output}: is a folder with other things in it, not an artifact; choose another -o")
 
 
 def write_weights(path: Path, tensors: Sequence[tuple[str, int]], pack: Callable[[str], Bytes]) -> WeightFile:
@@ -107,15 +118,6 @@ def hash_files(folder: Path, leave_out: frozenset[str] = frozenset()) -> dict[st
             with path.open("rb") as file:
                 hashes[name] = hashlib.file_digest(file, "sha256").hexdigest()
     return hashes
-
-
-def _check_replaceable(output: Path) -> None:
-    if not output.parent.is_dir():
-        raise CompileError(f"{output}: the folder {output.parent} does not exist")
-    if output.is_symlink() or (output.exists() and not output.is_dir()):
-        raise CompileError(f"{output}: exists and is not an artifact; choose another -o or remove it")
-    if output.is_dir() and any(output.iterdir()) and not (output / "manifest.json").is_file():
-        raise CompileError(f"{output}: is a folder with other things in it, not an artifact; choose another -o")
 
 
 def _replace(folder: Path, output: Path) -> None:

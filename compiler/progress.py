@@ -6,7 +6,12 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Protocol, TextIO
+from typing import TYPE_CHECKING, Protocol, TextIO
+
+from mlsdc.compiler.pipeline import Observer, Pass
+
+if TYPE_CHECKING:
+    from mlsdc.compiler.module import Module
 
 
 class Progress(Protocol):
@@ -73,3 +78,14 @@ def progress(out: TextIO | None = None) -> Iterator[Progress]:
         yield terminal
     finally:
         terminal.close()
+
+
+class PassProgress(Observer):
+    """Tells a Progress which pass runs."""
+
+    def __init__(self, progress: Progress, total: int) -> None:
+        self.progress = progress
+        self.total = total
+
+    def before(self, index: int, pass_: Pass, module: Module) -> None:
+        self.progress.step(index, self.total, pass_.name)

@@ -1,4 +1,4 @@
-"""Targets by name. The table holds strings: naming a target imports neither TVM nor Triton; making one does when it builds."""
+"""Targets by name. The table holds strings: naming a target imports neither TVM nor Triton; they are imported when one builds."""
 
 from __future__ import annotations
 
@@ -6,17 +6,22 @@ import importlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from mlsdc.compiler.errors import CompileError
+from mlsdc.runtime.device.cpu_features import cpu_features, machine_name
 from mlsdc.runtime.step import Limits
+from mlsdc.targets.cpu_isa import ISAS
 
 if TYPE_CHECKING:
     from mlsdc.targets.protocol import Target
 
-__all__ = ["TARGETS", "TargetEntry", "make_target"]
+__all__ = ["NATIVE", "TARGETS", "TargetEntry", "make_target", "native_target"]
+
+NATIVE = "cpu-native"
 
 
 @dataclass(frozen=True)
 class TargetEntry:
-    """`where` is `module:Class`, called as Class(name, limits). `artifact`: a whole program can be compiled for it, not only some kernels."""
+    """`where` is `module:factory`, called as factory(name, limits). `artifact`: whole programs compile for it, not only some kernels."""
 
     where: str
     extra: str
@@ -25,14 +30,24 @@ class TargetEntry:
 
 
 TARGETS: dict[str, TargetEntry] = {
-    "cpu-native": TargetEntry("mlsdc.targets.cpu:CpuTarget", "compile", "the CPU that compiles (AVX-512 VNNI today)"),
+    NATIVE: TargetEntry("mlsdc.targets.cpu:cpu_target", "compile", "the best of the CPU targets that this machine runs"),
+    "cpu-x86-64-v4": TargetEntry("mlsdc.targets.cpu:cpu_target", "compile", "x86-64 with AVX-512 and VNNI: Ice Lake, Zen 4 and later"),
     "h100": TargetEntry("mlsdc.targets.nvidia:NvidiaTarget", "nvidia", "NVIDIA sm_90, Triton: paged attention only so far", artifact=False),
     "a100": TargetEntry("mlsdc.targets.nvidia:NvidiaTarget", "nvidia", "NVIDIA sm_80, Triton: paged attention only so far", artifact=False),
 }
 
 
 def make_target(name: str, limits: Limits) -> Target:
-    """The target called `name`, for programs of these limits. Raises KeyError for a name that is not in TARGETS."""
-    module, _, attribute = TARGETS[name].where.partition(":")
-    target: Target = getattr(importlib.import_module(module), attribute)(name, limits)
+    """The target called `name`, for programs of these limits. Raises CompileError if `cpu-native` fits nothing, KeyError for no name."""
+    module, _, factory = TARGETS[name].where.partition(":")
+    target: Target = getattr(importlib.import_module(module), factory)(native_target() if name == NATIVE else name, limits)
     return target
+
+
+def native_target() -> str:
+    """The first CPU target, best first, that this machine can run. Raises CompileError."""
+    features = cpu_features()
+    for name, isa in ISAS.items():
+        if features.issuperset(isa.requires):
+            return name
+    raise CompileError(f"{NATIVE}: this machine has {machine_name(features)}, CPU targets are {', '.join(ISAS)}: name one with --target")

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from importlib import import_module
+from typing import TYPE_CHECKING
 
-from mlsdc.runtime.artifact import Artifact
 from mlsdc.runtime.device.base import Device
 from mlsdc.runtime.errors import DeviceError
 from mlsdc.runtime.manifest import TargetInfo
+
+if TYPE_CHECKING:
+    from mlsdc.runtime.artifact import Artifact  # which needs device.cpu_features to be imported itself
 
 KINDS: Mapping[str, str] = {
     "cpu": "mlsdc.runtime.device.cpu:CpuDevice",

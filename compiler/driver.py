@@ -1,0 +1,193 @@
+"""The whole compile: model.yaml -> checkpoint -> graph -> passes -> programs and kernels -> packed weights -> one folder."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mlsdc.compiler.capture import ModelSource, WeightSource, load_source
+from mlsdc.compiler.config import Config, load_config, parse_config
+from mlsdc.compiler.errors import CompileError
+from mlsdc.compiler.graph import Graph, Weight
+from mlsdc.compiler.module import LevelModule, Module
+from mlsdc.compiler.observers import DumpObserver, ExplainObserver, ValidateObserver
+from mlsdc.compiler.pack import WeightFile, check_output, hash_files, staged, write_text, write_weights
+from mlsdc.compiler.pipeline import Pass, run_pipeline
+from mlsdc.compiler.progress import PassProgress, Progress, Silent
+from mlsdc.compiler.text import print_graph
+from mlsdc.compiler.weights import read_weight
+from mlsdc.passes import PassOptions, default_pipeline
+from mlsdc.passes.emit_program import emit_lowering, emit_program, merge_specs
+from mlsdc.runtime.manifest import LevelInfo, Manifest, ModelInfo, Plan
+from mlsdc.runtime.program import ProgramSpec
+from mlsdc.runtime.step import Limits
+from mlsdc.targets import NATIVE, TARGETS, make_target
+
+if TYPE_CHECKING:
+    from mlsdc.targets.protocol import KernelSpec, Target
+
+TOOLS = ("mlsdc", "apache-tvm", "torch", "transformers")
+
+
+def compile_model(config: Config | Mapping[str, Any] | Path | str, output: Path | str, *, set: Sequence[str] = (),
+                  dump_ir: Path | str | None = None, verify_each: bool = False, progress: Progress | None = None) -> Path:
+    """Compile a model.yaml (or the same as a mapping) into the artifact folder `output`, and return its path.
+
+    `set` are overrides, `limits.max_num_seqs=16`. `dump_ir` is a folder for the graphs after every pass. With `verify_each` every pass's
+    result is executed and compared. On any error, Ctrl-C included, `output` stays what it was. Raises MlsdcError, one line.
+    """
+    output, progress = Path(output), progress or Silent()
+    config = read_config(config, set)
+    check_output(output)
+    source = load_source(config.target.model, config.folder)
+    limits = config.resolve_limits(int(source.config["max_position_embeddings"]))
+    target = choose_target(config, limits)
+
+    progress.stage("capture")
+    from mlsdc.compiler.capture.torch_export import capture_model
+
+    captured = capture_model(source)
+    module = make_module(config, source, captured.graph)
+
+    progress.stage("passes")
+    passes = default_pipeline(pass_options(config, limits, source.vocab_size))
+    explain = ExplainObserver()
+    observers = [PassProgress(progress, len(passes)), explain, *([DumpObserver(dump_ir)] if dump_ir else []),
+                 *([ValidateObserver()] if verify_each else [])]
+    module = run_pipeline(module, passes, observers)
+    check_pool(config, module, limits)
+
+    with staged(output) as folder:
+        progress.stage("kernels")
+        programs, kernels = emit(module, target)
+        built = target.build(kernels, folder)
+        files = {
+            level: {name: write_text(folder, f"program/{target.name}/{level}.{name}.json", program.to_json()) for name, program in of_level.items()}
+            for level, of_level in programs.items()
+        }
+        progress.stage("weights")
+        weights = {level.name: pack_weights(folder, level, target, captured.weights, progress) for level in module.levels if level.graphs}
+        for level in module.levels:
+            if level.graphs:
+                write_text(folder, f"graph/{level.name}.ir", "\n".join(print_graph(graph) for graph in level.graphs.values()))
+        write_text(folder, "explain.json", json.dumps({"passes": explain.passes}, indent=1, sort_keys=True, default=str) + "\n")
+        write_text(folder, "tokenizer.json", source.tokenizer_json)
+        if source.chat_template:
+            write_text(folder, "chat_template.jinja", source.chat_template)
+        manifest = Manifest(
+            model=model_info(config, source),
+            limits=limits,
+            levels=tuple(
+                LevelInfo(level.name, level.kind, level.params, level.kv, weights_path(level.name) if level.graphs else None,
+                          {target.name: files[level.name]} if level.graphs else {})
+                for level in module.levels),
+            targets=(built,),
+            plan=module.plan or Plan(0, 0),
+            files=hash_files(folder, leave_out=frozenset(weights_path(name) for name in weights)),
+            weights={weights_path(name): (file.num_bytes, file.sha256) for name, file in weights.items()},
+            weight_headers={weights_path(name): file.header_sha256 for name, file in weights.items()},
+            tools={name: version(name) for name in TOOLS},
+        )
+        write_text(folder, "manifest.json", manifest.to_json())
+    return output
+
+
+def all_passes() -> tuple[Pass, ...]:
+    """The default pipeline, for those who list passes or run one by name."""
+    return default_pipeline(PassOptions(max_model_len=2048))
+
+
+def read_config(config: Config | Mapping[str, Any] | Path | str, overrides: Sequence[str]) -> Config:
+    if isinstance(config, Config):
+        if overrides:
+            raise TypeError("`set` changes a file or a mapping; a Config is changed with dataclasses.replace")
+        return config
+    return parse_config(config, overrides=overrides) if isinstance(config, Mapping) else load_config(config, overrides)
+
+
+def choose_target(config: Config, limits: Limits) -> Target:
+    entry = TARGETS.get(config.hardware)
+    able = [name for name, entry in TARGETS.items() if entry.artifact]
+    if entry is None:
+        config.fail("hardware", f"'{config.hardware}' is not a target; targets are {', '.join(TARGETS)}")
+    if not entry.artifact:
+        config.fail("hardware", f"'{config.hardware}' has no kernels for a whole model yet ({entry.summary}); {', '.join(able)} have")
+    return make_target(config.hardware, limits)
+
+
+def pass_options(config: Config, limits: Limits, vocab_size: int) -> PassOptions:
+    return PassOptions(
+        max_model_len=limits.max_model_len,
+        max_rows=limits.max_num_batched_tokens,
+        max_out=limits.max_logit_rows,
+        vocab_size=vocab_size,
+        weights=config.target.weights,
+        kv_format=config.target.kv.dtype,
+        kv_page_size=config.target.kv.page_size,
+        disable=config.passes.disable,
+    )
+
+
+def make_module(config: Config, source: ModelSource, graph: Graph) -> Module:
+    """The cascade of the config over the captured graph: one module."""
+    levels = [LevelModule(level.name, level.kind, level.params()) for level in config.cascade]
+    target = LevelModule("target", "model", {"kv_pool_bytes": config.memory.kv_pool}, {"forward": graph})
+    return Module(config.target.name or source.name, (*levels, target))
+
+
+def check_pool(config: Config, module: Module, limits: Limits) -> None:
+    """The page pool must hold one sequence of the full length and its drafts. Raises ConfigError, CompileError."""
+    kv = module.target.kv
+    if kv is None:
+        raise CompileError("the target level has no paged KV cache: `insert-paged-kv` is disabled, or found no attention")
+    needed = (limits.pages_per_seq(kv.page_size) + limits.scratch_pages(kv.page_size)) * kv.page_bytes
+    if config.memory.kv_pool < needed:
+        config.fail("memory.kv_pool", f"{config.memory.kv_pool} bytes; one sequence of limits.max_model_len {limits.max_model_len} needs {needed}")
+
+
+def emit(module: Module, target: Target) -> tuple[dict[str, dict[str, ProgramSpec]], tuple[KernelSpec, ...]]:
+    """Programs by level and name, and the kernels they need. Raises CompileError for nodes without a kernel."""
+    programs: dict[str, dict[str, ProgramSpec]] = {}
+    groups: list[tuple[KernelSpec, ...]] = []
+    for level in module.levels:
+        for name, graph in level.graphs.items():
+            programs.setdefault(level.name, {})[name], kernels = emit_program(graph, target, name, level.name)
+            groups.append(kernels)
+        if level.kv is not None:
+            programs[level.name]["commit"], kernels = emit_lowering(target.commit(level.kv), "commit", level.name)
+            groups.append(kernels)
+    return programs, merge_specs(groups)
+
+
+def pack_weights(folder: Path, level: LevelModule, target: Target, source: WeightSource, progress: Progress) -> WeightFile:
+    """Stream the level's weights, in the order its programs use them, one tensor in memory at a time."""
+    nodes = {node.name: node for graph in level.graphs.values() for node in graph if isinstance(node.op, Weight)}
+    done = iter(range(1, len(nodes) + 1))
+
+    def pack(name: str) -> Any:
+        progress.step(next(done), len(nodes), name)
+        return target.pack(nodes[name].type, read_weight(nodes[name], source))
+
+    return write_weights(folder / weights_path(level.name), [(name, target.packed_bytes(node.type)) for name, node in nodes.items()], pack)
+
+
+def weights_path(level: str) -> str:
+    return f"weights/{level}.safetensors"
+
+
+def model_info(config: Config, source: ModelSource) -> ModelInfo:
+    return ModelInfo(
+        name=config.target.name or source.name,
+        architecture=source.architecture,
+        vocab_size=source.vocab_size,
+        hidden_size=int(source.config["hidden_size"]),
+        num_layers=int(source.config["num_hidden_layers"]),
+        bos_token_id=source.bos_token_id,
+        eos_token_ids=source.eos_token_ids,
+        weights_dtype=config.target.weights,
+        source=source.label,
+    )
