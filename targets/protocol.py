@@ -14,8 +14,11 @@ from typing import Any, Protocol, Union
 import numpy as np
 import numpy.typing as npt
 
+from mlsdc.compiler.errors import CompileError
 from mlsdc.compiler.graph import Graph, Node
+from mlsdc.compiler.quantise import Q8
 from mlsdc.compiler.types import Type
+from mlsdc.runtime.kv_format import KvGeometry
 from mlsdc.runtime.manifest import TargetInfo
 from mlsdc.runtime.program import Arg
 
@@ -43,9 +46,10 @@ class KernelSpec:
 
 @dataclass(frozen=True)
 class ValueRef:
-    """Address of an IR value: a weight, a step input, or an intermediate in the arena."""
+    """Address of an IR value plus a byte offset: a weight, a step input (offset 0), or an intermediate in the arena."""
 
     value: str
+    offset: int = 0
 
 
 @dataclass(frozen=True)
@@ -104,13 +108,17 @@ class Target(ABC):
     def prologue(self, graph: Graph) -> Sequence[Lowering]:
         """Launches that run once before the graph's nodes (attention work items); their temps live as long as the program."""
 
+    def commit(self, geometry: KvGeometry) -> Lowering:
+        """The launch that copies `commit_src` token slots to `commit_dst` in the page pool. Raises CompileError where there is none yet."""
+        raise CompileError(f"target {self.name} has no commit kernel yet")
+
     @abstractmethod
     def packed_bytes(self, type_: Type) -> int:
         """Bytes of a weight of this type in the target's layout."""
 
     @abstractmethod
-    def pack(self, type_: Type, rows: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
-        """Lay out a weight given as f32[n, k] (or [n]); deterministic. Source blocks are repacked by `pack_blocks` instead, where it can."""
+    def pack(self, type_: Type, rows: npt.NDArray[Any] | Q8) -> npt.NDArray[np.uint8]:
+        """Lay out a weight given as f32[n, k] (or [n]), or as codes and scales where its type is q8; deterministic."""
 
     @abstractmethod
     def build(self, specs: Sequence[KernelSpec], directory: Path) -> TargetInfo:

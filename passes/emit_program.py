@@ -1,0 +1,80 @@
+"""The last step: a graph as the launch list that a device binds and runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from mlsdc.compiler.errors import CompileError
+from mlsdc.compiler.graph import Graph, Input, Weight
+from mlsdc.compiler.types import Dim, DType, TensorType
+from mlsdc.passes.plan_buffers import plan_buffers
+from mlsdc.passes.select_kernels import select_kernels
+from mlsdc.runtime.program import Arg, ArenaArg, InputArg, Launch, ProgramSpec, Tap, WeightArg
+from mlsdc.runtime.step import INPUTS
+from mlsdc.targets.protocol import Call, CallArg, KernelSpec, Lowering, Target, TempRef, ValueRef
+
+TAP_DTYPES = {DType.F32: "f4", DType.I32: "i4"}
+
+
+def emit_program(graph: Graph, target: Target, name: str, level: str) -> tuple[ProgramSpec, tuple[KernelSpec, ...]]:
+    """Launches, arena and taps of a graph on a target, and the kernels they need. Raises CompileError for nodes without a kernel."""
+    selected = select_kernels(graph, target)
+    placement = plan_buffers(graph, selected)
+    choices = {value for result, value in graph.outputs if result == "choices"}
+
+    def resolve(node: str, arg: CallArg) -> Arg:
+        if isinstance(arg, TempRef):
+            return ArenaArg(placement.temps[(node, arg.temp) if (node, arg.temp) in placement.temps else ("", arg.temp)])
+        if not isinstance(arg, ValueRef):
+            return arg
+        made = graph[arg.value]
+        if isinstance(made.op, Weight):
+            return WeightArg(made.name)
+        if isinstance(made.op, Input):
+            if made.name not in INPUTS:
+                raise CompileError(f"%{node}: reads input '{made.name}', which is not a step input")
+            return InputArg(made.name)
+        if made.name in choices:
+            return InputArg("choices")
+        return ArenaArg(placement.values[made.name] + arg.offset)
+
+    launches: list[Launch] = []
+    specs: dict[str, KernelSpec] = {}
+    work = [("", lowering) for lowering in selected.prologue] + [(node.name, lowering) for node, lowering in selected.nodes]
+    for node, lowering in work:
+        for call in lowering.calls:
+            launches.append(launch(node or call.spec.template, call, lambda arg, at=node: resolve(at, arg)))
+            specs.setdefault(call.spec.key, call.spec)
+    taps: dict[str, Tap] = {}
+    for result, value in graph.outputs:
+        type_ = graph[value].type
+        if result != "choices" and isinstance(type_, TensorType):
+            sizes = tuple(size.hi if isinstance(size, Dim) else size for size in type_.shape)
+            taps[result] = Tap(placement.values[value], TAP_DTYPES[type_.dtype], sizes)  # type: ignore[arg-type]
+    return ProgramSpec(name, level, placement.arena_bytes, tuple(launches), taps), tuple(specs.values())
+
+
+def emit_lowering(lowering: Lowering, name: str, level: str) -> tuple[ProgramSpec, tuple[KernelSpec, ...]]:
+    """A program that is one lowering over step inputs and the pool only (`commit`)."""
+    launches = [launch(name, call, _no_values) for call in lowering.calls]
+    return ProgramSpec(name, level, 0, tuple(launches), {}), tuple({call.spec.key: call.spec for call in lowering.calls}.values())
+
+
+def launch(node: str, call: Call, resolve: Callable[[CallArg], Arg]) -> Launch:
+    return Launch(node, call.spec.key, call.grid, call.count, tuple(resolve(arg) for arg in call.args))
+
+
+def _no_values(arg: CallArg) -> Arg:
+    if isinstance(arg, ValueRef | TempRef):
+        raise CompileError(f"{arg} in a program without a graph")
+    return arg
+
+
+def merge_specs(groups: Iterable[Iterable[KernelSpec]]) -> tuple[KernelSpec, ...]:
+    """Every kernel once, in order of first use. Equal keys must be equal kernels."""
+    merged: dict[str, KernelSpec] = {}
+    for group in groups:
+        for spec in group:
+            if merged.setdefault(spec.key, spec) != spec:
+                raise CompileError(f"two different kernels are called '{spec.key}'")
+    return tuple(merged.values())

@@ -1,0 +1,331 @@
+"""The CPU target: lowers fused nodes to launches of TIR kernels, over the layouts of cpu_layout. One instance per ISA and artifact."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from mlsdc.compiler import ops_core, ops_kv, ops_nn, ops_quant
+from mlsdc.compiler.graph import Graph, Node
+from mlsdc.compiler.ops import Op
+from mlsdc.compiler.quantise import Q8
+from mlsdc.compiler.types import DType, Dim, KvType, TensorType, Type
+from mlsdc.runtime.kv_format import KvGeometry
+from mlsdc.runtime.manifest import TargetInfo
+from mlsdc.runtime.program import InputArg, PoolArg
+from mlsdc.runtime.step import Limits
+from mlsdc.targets.cpu_isa import ISAS, CpuIsa
+from mlsdc.targets.cpu_layout import a8_offsets, pack_q8, padded, q8_bytes
+from mlsdc.targets.protocol import Call, CallArg, Declined, KernelSpec, Lowering, Target, TempRef, ValueRef
+from mlsdc.templates import params as P
+
+T = TypeVar("T", bound=Op)
+LOWER: dict[type[Op], Callable[[CpuTarget, Node, Any, Graph], Lowering | Declined]] = {}
+DECLINED = Declined
+COUNTS = {"rows": (P.ROWS, "ROWS"), "out": (P.OUT, "OUT")}
+
+
+def lowers(kind: type[T]) -> Callable[[Callable[[CpuTarget, Node, T, Graph], Lowering | Declined]], Callable[..., Lowering | Declined]]:
+    """Register how nodes of an op are lowered."""
+
+    def register(function: Callable[[CpuTarget, Node, T, Graph], Lowering | Declined]) -> Callable[..., Lowering | Declined]:
+        LOWER[kind] = function
+        return function
+
+    return register
+
+
+@dataclass(frozen=True)
+class CpuTarget(Target):
+    """Code for one ISA level at an artifact's limits."""
+
+    isa: CpuIsa
+    limits: Limits
+
+    @property
+    def name(self) -> str:  # type: ignore[override]
+        return self.isa.name
+
+    @property
+    def requires(self) -> tuple[str, ...]:  # type: ignore[override]
+        return self.isa.requires
+
+    device = "cpu"
+
+    def lower(self, node: Node, graph: Graph) -> Lowering | Declined:
+        rule = LOWER.get(type(node.op))
+        if rule is None:
+            return Declined(f"no CPU kernel for {node.op.opname}")
+        return rule(self, node, node.op, graph)
+
+    def prologue(self, graph: Graph) -> Sequence[Lowering]:
+        geometry = kv_geometry(graph)
+        if geometry is None or not any(isinstance(node.op, ops_kv.PagedAttention) for node in graph):
+            return ()
+        plan = P.AttendPlan(geometry, self.limits)
+        call = Call(spec("attend_plan", plan, "POS: i32", "ROW: i32", "ROWS: i32", "WORK: i32", "H: i32"), 1, None,
+                    (InputArg("positions"), InputArg("seq_row"), InputArg("seq_rows"), TempRef("work"), InputArg("header")))
+        return (Lowering((call,), 0, {"work": plan.max_items * 16}),)
+
+    def commit(self, geometry: KvGeometry) -> Lowering:
+        """The launch that copies committed tokens from scratch slots to pages."""
+        commit = P.Commit(geometry, self.limits)
+        call = Call(spec(f"commit_{geometry.format}", commit, "POOL: pool", "SRC: i32", "DST: i32"), geometry.num_layers, "COMMITS",
+                    (PoolArg(0), InputArg("commit_src"), InputArg("commit_dst")))
+        return Lowering((call,), 0)
+
+    def packed_bytes(self, type_: Type) -> int:
+        assert isinstance(type_, TensorType)
+        if type_.dtype is DType.Q8:
+            n, k = whole(type_)
+            return q8_bytes(n, k)
+        return 4 * int(np.prod(whole(type_)))
+
+    def pack(self, type_: Type, rows: npt.NDArray[Any] | Q8) -> npt.NDArray[np.uint8]:
+        if isinstance(rows, Q8):
+            return pack_q8(rows)
+        return np.ascontiguousarray(rows, np.float32).view(np.uint8).reshape(-1)
+
+    def build(self, specs: Sequence[KernelSpec], directory: Path) -> TargetInfo:
+        from mlsdc.targets.cpu_build import build
+
+        return build(self.isa, specs, directory)
+
+
+def cpu_target(name: str, limits: Limits) -> CpuTarget:
+    return CpuTarget(ISAS[name], limits)
+
+
+def spec(template: str, params: Any, *abi: str) -> KernelSpec:
+    return KernelSpec(template, params, abi)
+
+
+def whole(type_: TensorType) -> tuple[int, ...]:
+    """The shape of a weight: no symbolic sizes."""
+    return tuple(int(size) for size in type_.shape if isinstance(size, int))
+
+
+def kv_geometry(graph: Graph) -> KvGeometry | None:
+    """Geometry of the graph's KV cache input, if it has one."""
+    for node in graph.inputs():
+        if isinstance(node.type, KvType):
+            t = node.type
+            return KvGeometry(t.format, t.page_size, t.num_layers, t.num_kv_heads, t.head_dim)
+    return None
+
+
+def rows_of(type_: Type) -> tuple[int, str, int]:
+    """Of a row-wise value: header word index, header word name, rows padded to whole tiles."""
+    assert isinstance(type_, TensorType)
+    dim = type_.shape[0]
+    assert isinstance(dim, Dim)
+    index, name = COUNTS[dim.name]
+    return index, name, padded(dim.hi, 8)
+
+
+def storage(type_: Type) -> int:
+    """Bytes of a value in the arena."""
+    if not isinstance(type_, TensorType):
+        return 0
+    sizes = [size.hi if isinstance(size, Dim) else size for size in type_.shape]
+    rows = padded(sizes[0], 8)
+    if type_.dtype is DType.A8:
+        return a8_offsets(rows, sizes[1])[2]
+    element = {DType.BOOL: 1, DType.BF16: 2}.get(type_.dtype, 4)
+    return padded(rows * int(np.prod(sizes[1:])) * element, 64)
+
+
+def a8_args(value: str, rows_padded: int, k: int) -> tuple[CallArg, ...]:
+    """The three addresses of an a8 value: codes, scales, corrections."""
+    scales, corrections, _ = a8_offsets(rows_padded, k)
+    return ValueRef(value), ValueRef(value, scales), ValueRef(value, corrections)
+
+
+A8_IN = ("XQ: i32", "SX: f32", "CS: i32")
+A8_OUT = ("YQ: i32", "YS: f32", "YC: i32")
+HEADER = InputArg("header")
+
+
+def input_type(graph: Graph, node: Node, index: int) -> TensorType:
+    type_ = graph[node.inputs[index]].type
+    assert isinstance(type_, TensorType)
+    return type_
+
+
+@lowers(ops_nn.Embed)
+def lower_embed(target: CpuTarget, node: Node, op: ops_nn.Embed, graph: Graph) -> Lowering | Declined:
+    table = input_type(graph, node, 1)
+    if table.dtype is not DType.Q8:
+        return Declined(f"embedding table of {table.dtype}; the CPU reads q8")
+    _, count, rows = rows_of(node.type)
+    n, k = whole(table)
+    kernel = spec("embed_q8", P.EmbedQ8(rows, n, k, op.scale), "W: q8", "S: q8", "TOK: i32", "Y: f32")
+    weight = ValueRef(node.inputs[1])
+    return Lowering((Call(kernel, 1, count, (weight, weight, ValueRef(node.inputs[0]), ValueRef(node.name))),), storage(node.type))
+
+
+@lowers(ops_nn.RopeTable)
+def lower_rope_table(target: CpuTarget, node: Node, op: ops_nn.RopeTable, graph: Graph) -> Lowering:
+    _, count, rows = rows_of(node.type)
+    (half,) = whole(input_type(graph, node, 1))
+    kernel = spec("rope_table", P.RopeTable(rows, half, op.scaling), "POS: i32", "FREQ: f32", "Y: f32")
+    return Lowering((Call(kernel, 1, count, (*(ValueRef(i) for i in node.inputs), ValueRef(node.name))),), storage(node.type))
+
+
+@lowers(ops_nn.Rope)
+def lower_rope(target: CpuTarget, node: Node, op: ops_nn.Rope, graph: Graph) -> Lowering:
+    heads, dim = whole(input_type(graph, node, 0))
+    return rope(node, graph, heads * dim, 0, heads, dim)
+
+
+@lowers(ops_quant.RopeSlice)
+def lower_rope_slice(target: CpuTarget, node: Node, op: ops_quant.RopeSlice, graph: Graph) -> Lowering:
+    (columns,) = whole(input_type(graph, node, 0))
+    return rope(node, graph, columns, op.start, op.heads, op.head_dim)
+
+
+def rope(node: Node, graph: Graph, columns: int, start: int, heads: int, dim: int) -> Lowering:
+    _, count, rows = rows_of(node.type)
+    half = whole(input_type(graph, node, 1))[1]
+    kernel = spec("rope", P.Rope(rows, columns, start, heads, dim, half), "X: f32", "TABLE: f32", "Y: f32")
+    return Lowering((Call(kernel, 1, count, (*(ValueRef(i) for i in node.inputs), ValueRef(node.name))),), storage(node.type))
+
+
+@lowers(ops_quant.Quantise)
+def lower_quantise(target: CpuTarget, node: Node, op: ops_quant.Quantise, graph: Graph) -> Lowering:
+    return quantise(node, P.NormQuantise(*counted(node), whole_columns(node.type)))
+
+
+@lowers(ops_quant.NormQuantise)
+def lower_norm_quantise(target: CpuTarget, node: Node, op: ops_quant.NormQuantise, graph: Graph) -> Lowering:
+    return quantise(node, P.NormQuantise(*counted(node), whole_columns(node.type), True, op.eps, op.offset))
+
+
+def counted(node: Node) -> tuple[int, int]:
+    index, _, rows = rows_of(node.type)
+    return index, rows
+
+
+def whole_columns(type_: Type) -> int:
+    assert isinstance(type_, TensorType) and isinstance(type_.shape[1], int)
+    return type_.shape[1]
+
+
+def quantise(node: Node, params: P.NormQuantise) -> Lowering:
+    _, count, rows = rows_of(node.type)
+    kernel = spec("norm_quantise", params, "X: f32", *(("G: f32",) if params.norm else ()), *A8_IN, "H: i32")
+    args = (*(ValueRef(i) for i in node.inputs), *a8_args(node.name, rows, params.k), HEADER)
+    return Lowering((Call(kernel, 1, count, args),), storage(node.type))
+
+
+@lowers(ops_quant.LinearQ)
+def lower_linear_q(target: CpuTarget, node: Node, op: ops_quant.LinearQ, graph: Graph) -> Lowering | Declined:
+    weight = input_type(graph, node, 1)
+    if weight.dtype is not DType.Q8:
+        return Declined(f"weight of {weight.dtype}; the CPU multiplies q8")
+    n, k = whole(weight)
+    if n % 16:
+        return Declined(f"{n} output columns; the CPU's blocks have 16")
+    index, _, rows = rows_of(node.type)
+    params = P.LinearQ8(index, rows, n, k, target.isa.dot, op.bias, op.residual)
+    extra = (("B: f32",) if op.bias else ()) + (("R: f32",) if op.residual else ())
+    kernel = spec("linear_q8", params, "W: q8", *A8_IN, "Y: f32", *extra, "H: i32")
+    args = (ValueRef(node.inputs[1]), *a8_args(node.inputs[0], rows, k), ValueRef(node.name), *(ValueRef(i) for i in node.inputs[2:]), HEADER)
+    return Lowering((Call(kernel, n // 16, None, args),), storage(node.type), in_place_of=node.inputs[-1] if op.residual else None)
+
+
+@lowers(ops_quant.GatedQuantise)
+def lower_gated(target: CpuTarget, node: Node, op: ops_quant.GatedQuantise, graph: Graph) -> Lowering | Declined:
+    weight = input_type(graph, node, 1)
+    if weight.dtype is not DType.Q8:
+        return Declined(f"weight of {weight.dtype}; the CPU multiplies q8")
+    n2, k = whole(weight)
+    if n2 // 2 % 64:
+        return Declined(f"{n2 // 2} gated columns; the CPU's tiles want a multiple of 64")
+    index, _, rows = rows_of(node.type)
+    kernel = spec("gated_q8", P.GatedQ8(index, rows, n2 // 2, k, op.act, target.isa.dot), "W: q8", *A8_IN, *A8_OUT, "H: i32")
+    args = (ValueRef(node.inputs[1]), *a8_args(node.inputs[0], rows, k), *a8_args(node.name, rows, n2 // 2), HEADER)
+    return Lowering((Call(kernel, n2 // 64, None, args),), storage(node.type))
+
+
+@lowers(ops_quant.AppendKvSlice)
+def lower_append_slice(target: CpuTarget, node: Node, op: ops_quant.AppendKvSlice, graph: Graph) -> Lowering:
+    geometry = geometry_of(node)
+    (columns,) = whole(input_type(graph, node, 1))
+    half = whole(input_type(graph, node, 2))[1]
+    params = P.AppendKv(geometry, target.limits, True, columns, op.k_start, op.v_start, half)
+    return append(node, op.layer, params, ("X: f32", "TABLE: f32"))
+
+
+@lowers(ops_kv.AppendKv)
+def lower_append(target: CpuTarget, node: Node, op: ops_kv.AppendKv, graph: Graph) -> Lowering:
+    return append(node, op.layer, P.AppendKv(geometry_of(node), target.limits), ("KX: f32", "VX: f32"))
+
+
+def append(node: Node, layer: int, params: P.AppendKv, sources: tuple[str, ...]) -> Lowering:
+    kernel = spec(f"append_kv_{params.format}", params, *sources, "POOL: pool", "POS: i32", "SEQ: i32", "SLOT: i32", "PAGES: i32", "SCRATCH: i32")
+    args = (*(ValueRef(i) for i in node.inputs[1:3]), PoolArg(params.geometry.k_offset(layer, 0)),
+            *(InputArg(i) for i in ("positions", "row_seq", "row_slot", "page_table", "scratch_table")))
+    return Lowering((Call(kernel, 1, "ROWS", args),), 0, alias_of=node.inputs[0])
+
+
+def geometry_of(node: Node) -> KvGeometry:
+    t = node.type
+    assert isinstance(t, KvType)
+    return KvGeometry(t.format, t.page_size, t.num_layers, t.num_kv_heads, t.head_dim)
+
+
+@lowers(ops_kv.PagedAttention)
+def lower_attention(target: CpuTarget, node: Node, op: ops_kv.PagedAttention, graph: Graph) -> Lowering | Declined:
+    if op.softcap:
+        return Declined("attention with a soft-cap")
+    geometry = kv_geometry(graph)
+    assert geometry is not None
+    q = input_type(graph, node, 0)
+    heads, dim = whole(q)
+    attend = P.Attend(geometry, target.limits, heads, op.scale, op.window)
+    combine = P.AttendCombine(geometry, target.limits, heads, op.scale, op.quantise)
+    first = Call(
+        spec("attend", attend, "Q: f32", "POOL: pool", "POS: i32", "SLOT: i32", "ANC: u64", "CTX: i32", "PAGES: i32", "SCRATCH: i32", "WORK: i32", "PART: f32"),
+        geometry.num_kv_heads, "WORK",
+        (ValueRef(node.inputs[0]), PoolArg(geometry.k_offset(op.layer, 0)),
+         *(InputArg(i) for i in ("positions", "row_slot", "ancestors", "seq_ctx", "page_table", "scratch_table")), TempRef("work"), TempRef("parts")))
+    rows = attend.rows_padded
+    result: tuple[CallArg, ...] = (ValueRef(node.name),)
+    temps = {"parts": rows * heads * attend.spans * (dim + 16) * 4}
+    if op.quantise:
+        result = (TempRef("out"), *a8_args(node.name, rows, heads * dim))
+        temps["out"] = rows * heads * dim * 4
+    second = Call(spec("attend_combine", combine, "PART: f32", "POS: i32", "Y: f32", *(A8_OUT if op.quantise else ()), "H: i32"), 1, "ROWS",
+                  (TempRef("parts"), InputArg("positions"), *result, HEADER))
+    return Lowering((first, second), storage(node.type), temps)
+
+
+@lowers(ops_core.GatherRows)
+def lower_gather(target: CpuTarget, node: Node, op: ops_core.GatherRows, graph: Graph) -> Lowering:
+    _, count, out = rows_of(node.type)
+    x = input_type(graph, node, 0)
+    kernel = spec("gather_rows", P.GatherRows(rows_of(x)[2], out, whole_columns(x)), "X: f32", "INDEX: i32", "Y: f32")
+    return Lowering((Call(kernel, 1, count, (*(ValueRef(i) for i in node.inputs), ValueRef(node.name))),), storage(node.type))
+
+
+@lowers(ops_core.ArgMax)
+def lower_argmax(target: CpuTarget, node: Node, op: ops_core.ArgMax, graph: Graph) -> Lowering:
+    _, count, rows = rows_of(node.type)
+    (n,) = whole(input_type(graph, node, 0))
+    part = P.ArgMax(rows, n, op.limit or n)
+    first = Call(spec("argmax_part", part, "X: f32", "VALUE: f32", "INDEX: i32"), part.parts, count,
+                 (ValueRef(node.inputs[0]), TempRef("values"), TempRef("indices")))
+    second = Call(spec("argmax_join", P.ArgMax(rows, n, op.limit or n, join=True), "VALUE: f32", "INDEX: i32", "Y: i32"), 1, count,
+                  (TempRef("values"), TempRef("indices"), ValueRef(node.name)))
+    return Lowering((first, second), storage(node.type), {"values": rows * part.parts * 4, "indices": rows * part.parts * 4})
+
+
+@lowers(ops_core.Reshape)
+def lower_reshape(target: CpuTarget, node: Node, op: ops_core.Reshape, graph: Graph) -> Lowering:
+    return Lowering((), 0, alias_of=node.inputs[0])

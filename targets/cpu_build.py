@@ -1,0 +1,147 @@
+"""Building the CPU's kernels: spec -> template -> readable source -> TVM script -> LLVM object -> one shared library. No C compiler is needed."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from mlsdc.compiler.errors import CompileError
+from mlsdc.runtime.manifest import KernelInfo, TargetInfo
+from mlsdc.targets.cpu_isa import CpuIsa
+from mlsdc.targets.protocol import KernelSpec
+from mlsdc.templates.render import render
+
+ENTRY = "__tvm_ffi_"  # tvm-ffi's prefix of exported functions
+
+
+def build(isa: CpuIsa, specs: Sequence[KernelSpec], directory: Path) -> TargetInfo:
+    """Kernels and the launch walker as `kernels/<target>/kernels.so`, every kernel's source and the walker's LLVM IR beside it."""
+    folder = directory / "kernels" / isa.name
+    folder.mkdir(parents=True, exist_ok=True)
+    kernels: dict[str, KernelInfo] = {}
+    functions: dict[str, Any] = {}
+    for spec in sorted({spec.key: spec for spec in specs}.values(), key=lambda s: s.key):
+        source = folder / f"{spec.key}.py"
+        source.write_text(render(f"tir/{spec.template}.py.jinja", spec=spec, p=spec.params), encoding="utf-8")
+        functions[spec.key] = load_function(source, spec)
+        kernels[spec.key] = KernelInfo(spec.key, f"kernels/{isa.name}/kernels.so", source.relative_to(directory).as_posix(), spec.abi, "compiled")
+    walker = folder / "walker.ll"
+    walker.write_text(walker_source(isa), encoding="utf-8")
+    with tempfile.TemporaryDirectory(prefix="mlsdc-build-") as temp:
+        objects = [compile_kernels(isa, functions, Path(temp) / "kernels.o"), compile_walker(walker, Path(temp) / "walker.o")]
+        link(isa, objects, folder / "kernels.so")
+    files = tuple(sorted(p.relative_to(directory).as_posix() for p in folder.iterdir()))
+    return TargetInfo(isa.name, "cpu", isa.requires, files, kernels)
+
+
+def load_function(source: Path, spec: KernelSpec) -> Any:
+    """The TVM PrimFunc of a generated file. TVM's script parser reads the file itself, so it must lie on disk."""
+    module_name = "mlsdc_generated_" + hashlib.sha256(str(source).encode()).hexdigest()[:12]
+    loader = importlib.util.spec_from_file_location(module_name, source)
+    assert loader is not None and loader.loader is not None
+    module = importlib.util.module_from_spec(loader)
+    keep = sys.dont_write_bytecode
+    sys.dont_write_bytecode = True
+    try:
+        loader.loader.exec_module(module)
+    except Exception as error:
+        raise CompileError(f"kernel '{spec.key}': {source.name} does not parse: {first_line(error)}") from error
+    finally:
+        sys.dont_write_bytecode = keep
+    return module.kernel
+
+
+def first_line(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0] if lines else type(error).__name__
+
+
+@cache
+def pipeline() -> str:
+    """Name of our TVM pipeline: the default one, then every function is marked as CPU code.
+
+    Kernels take raw pointers, so MakePackedAPI cannot learn the device from a tensor argument; without the mark small local
+    buffers fail to lower to stack slots.
+    """
+    import tvm
+    from tvm import tirx
+    from tvm.tirx.compilation_pipeline import get_tir_pipeline, register_tir_pipeline
+
+    def factory() -> Any:
+        base, host, device = get_tir_pipeline("s_tir")
+
+        @tvm.transform.module_pass(opt_level=0)
+        def run(module: Any, _: Any) -> Any:
+            marked = {}
+            for name, function in base(module).functions.items():
+                body = tirx.AttrStmt("default", "device_id", 0, tirx.AttrStmt("default", "device_type", 1, function.body))
+                marked[name] = function.with_body(body)
+            return tvm.IRModule(marked)
+
+        return run, host, device
+
+    register_tir_pipeline("mlsdc", factory)
+    return "mlsdc"
+
+
+def compile_kernels(isa: CpuIsa, functions: dict[str, Any], out: Path) -> Path:
+    import tvm
+
+    name = pipeline()
+    target = tvm.target.Target(isa.llvm_target())
+    try:
+        library = tvm.tirx.build(tvm.IRModule(functions), target=target, pipeline=name)
+    except Exception as error:
+        raise CompileError(f"target {isa.name}: kernels do not compile: {first_line(error)}") from error
+    check_object_source(library.inspect_source("ll"), isa)
+    library.write_to_file(str(out), "o")
+    return out
+
+
+def check_object_source(ll: str, isa: CpuIsa) -> None:
+    """A local buffer of 1 KiB or more becomes a heap allocation inside a loop, and a transcendental becomes a libm call: both are generator bugs."""
+    if re.search(r"load ptr, ptr @__TVMBackendAllocWorkspace", ll):
+        raise CompileError(f"target {isa.name}: a kernel allocates memory: a local buffer of 1 KiB or more")
+    called = sorted(set(re.findall(r"call [^@\n]*@(expf|cosf|sinf|tanhf|powf|erff|rintf|fmaf)\b", ll)))
+    if called:
+        raise CompileError(f"target {isa.name}: a kernel calls {', '.join(called)} of the C library")
+
+
+def walker_source(isa: CpuIsa) -> str:
+    return render("llvm/walker.ll.jinja", arch=isa.arch, triple=isa.triple, futex=isa.futex, spin_turns=30000, chunks_shift=2)
+
+
+def compile_walker(source: Path, out: Path) -> Path:
+    import tvm
+
+    try:
+        tvm.runtime.load_module(str(source)).write_to_file(str(out), "o")
+    except Exception as error:
+        raise CompileError(f"{source.name} does not compile: {first_line(error)}") from error
+    return out
+
+
+def link(isa: CpuIsa, objects: Sequence[Path], out: Path) -> None:
+    """A shared library by the first linker there is: cc, ld.lld, ld, or `python -m ziglang cc`. Nothing is linked in: libc comes from the process."""
+    inputs = [path.name for path in objects]
+    flags = ["-shared", "-o", str(out.resolve()), *inputs]
+    tries = [[tool, *(["-nostdlib", "-Wl,--build-id=none"] if tool == "cc" else []), *flags] for tool in ("cc", "ld.lld", "ld") if shutil.which(tool)]
+    if importlib.util.find_spec("ziglang") is not None:
+        tries.append([sys.executable, "-m", "ziglang", "cc", "-target", f"{isa.arch}-linux-gnu", *flags])
+    if not tries:
+        raise CompileError("no linker: install binutils (ld) or `pip install ziglang`")
+    for command in tries:
+        done = subprocess.run(command, cwd=objects[0].parent, capture_output=True, text=True, env=dict(os.environ, LC_ALL="C"), check=False)
+        if done.returncode == 0:
+            return
+    raise CompileError(f"{command[0]} could not link {out.name}: {done.stderr.strip().splitlines()[-1] if done.stderr.strip() else done.returncode}")

@@ -1,0 +1,79 @@
+"""The CPU's packed layouts, one for every ISA (FACTS-cpu.md section 2).
+
+q8 weight [n, k]: blocks of 16 output rows, in each one superblock for every 64 columns: 2 x 16 f16 scales (group of 32 columns, row), then for
+each group 8 x 64 bytes: bytes [kk][row][4] hold code + 128 of columns 4 kk .. 4 kk + 3. 1088 bytes, 17 cache lines. Rows are padded to 16 and
+columns to 64 with zeros.
+
+a8 activations [rows, k]: int32 words of 4 codes, then f32 scales, then int32 corrections (-128 * sum of the group's codes). Tiles of 8 rows; the last
+tile holds the rest, mt rows. Word of (row m, columns 4 w ..): tile * 2 k + w * mt + m; scale and correction of (row m, group g): tile * k / 4 + g * mt + m.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from mlsdc.compiler.quantise import A8, Q8
+from mlsdc.compiler.types import GROUP
+
+ROWS = 16
+SUPER = 64
+SUPER_BYTES = ROWS * 2 * 2 + 2 * GROUP * ROWS
+
+
+def padded(n: int, to: int) -> int:
+    return -(-n // to) * to
+
+
+def q8_bytes(n: int, k: int) -> int:
+    return padded(n, ROWS) // ROWS * (padded(k, SUPER) // SUPER) * SUPER_BYTES
+
+
+def pack_q8(weight: Q8) -> npt.NDArray[np.uint8]:
+    """Packed bytes of codes i8[n, k] and scales f16[n, k / 32]."""
+    n, k = weight.codes.shape
+    rows, columns = padded(n, ROWS), padded(k, SUPER)
+    codes = np.full((rows, columns), 128, np.uint8)
+    codes[:n, :k] = (weight.codes.astype(np.int16) + 128).astype(np.uint8)
+    scales = np.zeros((rows, columns // GROUP), np.float16)
+    scales[:n, : k // GROUP] = weight.scales
+    out = np.empty((rows // ROWS, columns // SUPER, SUPER_BYTES), np.uint8)
+    blocks = codes.reshape(rows // ROWS, ROWS, columns // SUPER, 2, 8, 4).transpose(0, 2, 3, 4, 1, 5)
+    out[:, :, 64:] = blocks.reshape(rows // ROWS, columns // SUPER, -1)
+    tops = np.ascontiguousarray(scales.reshape(rows // ROWS, ROWS, columns // SUPER, 2).transpose(0, 2, 3, 1))
+    out[:, :, :64] = tops.view(np.uint8).reshape(rows // ROWS, columns // SUPER, 64)
+    return out.reshape(-1)
+
+
+def unpack_q8(data: npt.NDArray[np.uint8], n: int, k: int) -> Q8:
+    """Inverse of pack_q8."""
+    rows, columns = padded(n, ROWS), padded(k, SUPER)
+    blocks = data.reshape(rows // ROWS, columns // SUPER, SUPER_BYTES)
+    codes = blocks[:, :, 64:].reshape(rows // ROWS, columns // SUPER, 2, 8, ROWS, 4).transpose(0, 4, 1, 2, 3, 5).reshape(rows, columns)
+    tops = np.ascontiguousarray(blocks[:, :, :64]).view(np.float16).reshape(rows // ROWS, columns // SUPER, 2, ROWS)
+    scales = tops.transpose(0, 3, 1, 2).reshape(rows, columns // GROUP)
+    return Q8((codes.astype(np.int16) - 128).astype(np.int8)[:n, :k], scales[:n, : k // GROUP])
+
+
+def a8_offsets(rows_padded: int, k: int) -> tuple[int, int, int]:
+    """Byte offsets of scales and corrections in an a8 value's storage, and its size; codes start at 0."""
+    columns = padded(k, SUPER)
+    scales = rows_padded * columns
+    corrections = padded(scales + rows_padded * columns // GROUP * 4, 64)
+    return scales, corrections, padded(corrections + rows_padded * columns // GROUP * 4, 64)
+
+
+def unpack_a8(data: npt.NDArray[np.uint8], rows: int, rows_padded: int, k: int) -> A8:
+    """Codes and scales of the first `rows` rows of an a8 value's storage."""
+    columns = padded(k, SUPER)
+    scales_at, corrections_at, _ = a8_offsets(rows_padded, k)
+    words = data[:scales_at].view(np.int8).reshape(-1, 4)
+    tops = data[scales_at:corrections_at].view(np.float32)
+    codes = np.empty((rows, columns), np.int8)
+    scales = np.empty((rows, columns // GROUP), np.float32)
+    for row in range(rows):
+        tile, m = divmod(row, 8)
+        mt = min(8, rows - 8 * tile)
+        codes[row] = words[tile * 2 * columns + np.arange(columns // 4) * mt + m].reshape(-1)
+        scales[row] = tops[tile * columns // 4 + np.arange(columns // GROUP) * mt + m]
+    return A8(codes[:, :k], scales[:, : k // GROUP])
