@@ -1,52 +1,84 @@
-"""The default pipeline: every pass, in order, on one screen."""
+"""The default pipeline: every pass, in order, on one screen. What follows it is per target: select_kernels, plan_buffers, emit_program."""
 
 from __future__ import annotations
 
+import difflib
 from dataclasses import dataclass
 
 from mlsdc.compiler.errors import ConfigError
 from mlsdc.compiler.pipeline import Pass
+from mlsdc.passes.eliminate_common import EliminateCommon
+from mlsdc.passes.eliminate_dead import EliminateDead
+from mlsdc.passes.fold_constants import FoldConstants
 from mlsdc.passes.fuse_attention import FuseAttention
 from mlsdc.passes.fuse_gate_up import FuseGateUp
 from mlsdc.passes.fuse_norm_quantise import FuseNormQuantise
 from mlsdc.passes.fuse_qkv import FuseQkv
 from mlsdc.passes.fuse_residual import FuseResidual
+from mlsdc.passes.gather_early import GatherEarly
 from mlsdc.passes.insert_paged_kv import InsertPagedKv
 from mlsdc.passes.plan_cascade import PlanCascade
 from mlsdc.passes.quantise_weights import QuantiseWeights
+from mlsdc.passes.raise_attention import RaiseAttention
+from mlsdc.passes.raise_names import RaiseNames
+from mlsdc.passes.raise_norm import RaiseNorm
+from mlsdc.passes.raise_rope import RaiseRope
+from mlsdc.passes.rowify import Rowify
 from mlsdc.passes.share_tree_mask import ShareTreeMask
+from mlsdc.runtime.step import Limits
 
 __all__ = ["PassOptions", "default_pipeline"]
-
-FREE_ROWS = {"int8": 8, "int4": 5, "none": 4}  # measured on a 2-core AVX-512 machine: a verify of so many rows costs about one row
 
 
 @dataclass(frozen=True)
 class PassOptions:
-    """What the passes need to know. `disable` leaves passes out by name."""
+    """What the passes need to know. `vocab_size` 0: every id of the head may be chosen. `disable` leaves passes out by name.
 
-    max_model_len: int
+    `free_rows` is how many rows the target verifies for about the price of one.
+    """
+
+    limits: Limits = Limits(max_model_len=2048, max_num_seqs=8, max_num_batched_tokens=256, max_logit_rows=64, max_tree_nodes=7)
+    vocab_size: int = 0
     weights: str = "int8"
     kv_format: str = "bf16"
     kv_page_size: int = 32
+    free_rows: int = 8
     disable: tuple[str, ...] = ()
 
 
 def default_pipeline(options: PassOptions) -> tuple[Pass, ...]:
     """The passes in order, without those disabled. Raises ConfigError for a name that no pass has."""
+    limits = options.limits
     passes: tuple[Pass, ...] = (
-        InsertPagedKv(options.max_model_len, options.kv_format, options.kv_page_size),
+        FoldConstants(),
+        EliminateCommon(),
+        EliminateDead(),
+        # a captured graph becomes a decoder's row program
+        RaiseNorm(),
+        RaiseRope(),
+        RaiseAttention(),
+        Rowify(limits.max_num_batched_tokens, limits.max_logit_rows, options.vocab_size),
+        RaiseNames(),
+        GatherEarly(),
+        # cache and weights
+        InsertPagedKv(limits.max_model_len, options.kv_format, options.kv_page_size),
         ShareTreeMask(),
         QuantiseWeights(options.weights),
+        # fusions; any of them may be left out
         FuseAttention(),
         FuseNormQuantise(),
         FuseQkv(),
         FuseGateUp(),
         FuseResidual(),
-        PlanCascade(FREE_ROWS[options.weights]),
+        PlanCascade(options.free_rows),
     )
-    names = [pass_.name for pass_ in passes]
-    for name in options.disable:
-        if name not in names:
-            raise ConfigError(f"passes.disable: '{name}' is not a pass; passes are {', '.join(names)}")
+    check_disabled(options.disable, tuple(pass_.name for pass_ in passes))
     return tuple(pass_ for pass_ in passes if pass_.name not in options.disable)
+
+
+def check_disabled(disable: tuple[str, ...], names: tuple[str, ...]) -> None:
+    for name in disable:
+        if name not in names:
+            close = difflib.get_close_matches(name, names, 1)
+            meant = f" (did you mean '{close[0]}'?)" if close else ""
+            raise ConfigError(f"passes.disable: '{name}' is not a pass{meant}; passes are {', '.join(names)}")

@@ -11,6 +11,7 @@ from mlsdc.compiler.ops_core import Reshape, Softmax
 from mlsdc.compiler.ops_kv import Dequantise, Mask, MatMulPV, MatMulQK, PagedAttention, ReadKv, TreeMask
 from mlsdc.compiler.ops_quant import Quantise
 from mlsdc.compiler.pipeline import GraphPass
+from mlsdc.compiler.rewrite import Rule, apply_rules
 from mlsdc.compiler.types import GROUP, TensorType
 
 
@@ -41,36 +42,28 @@ class FuseAttention(GraphPass):
     name: ClassVar[str] = "fuse-attention"
 
     def rewrite(self, graph: Graph) -> Graph:
-        editor = Editor(graph)
-        for node in graph:
-            fused = match_attention(editor, node)
-            if fused is not None:
-                editor.replace(node.name, *fused)
-                take_quantise(editor, node.name)
-        return editor.finish()
+        return apply_rules(graph, RULES)[0]
 
 
-def match_attention(editor: Editor, node: Node) -> tuple[Op, str, str, str] | None:
-    """paged_attention and its inputs (q, kv, tree), if `node` ends the chain; else None."""
-    if not isinstance(node.op, MatMulPV):
-        return None
+def fuse_chain(editor: Editor, node: Node) -> bool:
+    """Replace the matmul_pv that ends a chain."""
     probs = inner(editor, node, 0, Softmax)
     masked = probs and inner(editor, probs, 0, Mask)
     scores = masked and inner(editor, masked, 0, MatMulQK)
     keys = scores and stored(editor, scores, "keys")
     values = stored(editor, node, "values")
     if not (masked and scores and keys and values):
-        return None
+        return False
     mask = editor.producer(masked, 1, TreeMask)
     if mask is None or keys.inputs != values.inputs or mask.inputs[0] != keys.inputs[1]:
-        return None
+        return False
     match scores.op, keys.op, values.op, mask.op:
         case MatMulQK() as qk, ReadKv() as read, ReadKv() as other, TreeMask() as seen:
-            if replace(other, which="keys") != read or (seen.rows, seen.ctx) != (read.rows, read.ctx):
-                return None
-            kv, tree = keys.inputs
-            return PagedAttention(read.layer, qk.scale, seen.window, qk.softcap), scores.inputs[0], kv, tree
-    return None
+            if replace(other, which="keys") == read and (seen.rows, seen.ctx) == (read.rows, read.ctx):
+                fused = PagedAttention(read.layer, qk.scale, seen.window, qk.softcap)
+                editor.replace(node.name, fused, scores.inputs[0], *keys.inputs)
+                return True
+    return False
 
 
 def inner(editor: Editor, node: Node, index: int, kind: type[Op]) -> Node | None:
@@ -86,16 +79,22 @@ def stored(editor: Editor, matmul: Node, which: str) -> Node | None:
     return read if read and isinstance(read.op, ReadKv) and read.op.which == which else None
 
 
-def take_quantise(editor: Editor, name: str) -> None:
-    """quantise(reshape(paged_attention(...)) to [rows, heads * d]) => paged_attention {quantise=true}."""
-    attention, merged = editor[name], editor.only_user(name)
-    if merged is None or not isinstance(merged.op, Reshape):
-        return
-    quantise = editor.only_user(merged.name)
-    if quantise is None or not isinstance(quantise.op, Quantise):
-        return
+def take_quantise(editor: Editor, quantise: Node) -> bool:
+    """Let the attention behind a quantise write quantised rows."""
+    merged = inner(editor, quantise, 0, Reshape)
+    attention = merged and inner(editor, merged, 0, PagedAttention)
+    if not (merged and attention):
+        return False
     match attention.op, attention.type, merged.type:
         case PagedAttention() as op, TensorType(_, (rows, int(heads), int(dim))), TensorType(_, flat):
             if dim % GROUP == 0 and flat == (rows, heads * dim):
-                editor.replace(name, replace(op, quantise=True), *attention.inputs)
-                editor.redirect(quantise.name, name)
+                editor.replace(attention.name, replace(op, quantise=True), *attention.inputs)
+                editor.redirect(quantise.name, attention.name)
+                return True
+    return False
+
+
+RULES = (
+    Rule("matmul_pv(softmax(mask(matmul_qk(q, keys), tree_mask)), values) -> paged_attention(q, kv, tree)", MatMulPV, fuse_chain),
+    Rule("quantise(reshape(paged_attention(q, kv, tree))) -> paged_attention(q, kv, tree, quantise)", Quantise, take_quantise),
+)

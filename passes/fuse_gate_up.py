@@ -9,6 +9,7 @@ from mlsdc.compiler.graph import Editor, Graph, Node
 from mlsdc.compiler.ops_core import Binary, Unary
 from mlsdc.compiler.ops_quant import GatedQuantise, LinearQ, Quantise
 from mlsdc.compiler.pipeline import GraphPass
+from mlsdc.compiler.rewrite import Rule, apply_rules
 from mlsdc.passes.stack_weights import stackable, stacked
 
 ACTIVATIONS = ("silu", "gelu_tanh")
@@ -34,23 +35,25 @@ class FuseGateUp(GraphPass):
     name: ClassVar[str] = "fuse-gate-up"
 
     def rewrite(self, graph: Graph) -> Graph:
-        editor = Editor(graph)
-        for node in graph:
-            halves = match_gate_up(editor, node)
-            if halves is None:
-                continue
-            product, act, gate, up = halves
-            (weight,) = stacked(editor, (gate, up), "gate_up")
-            editor.replace(product.name, GatedQuantise(act), gate.inputs[0], weight)
-            editor.redirect(node.name, product.name)
-        return editor.finish()
+        return apply_rules(graph, RULES)[0]
 
 
-def match_gate_up(editor: Editor, quantise: Node) -> tuple[Node, str, Node, Node] | None:
-    """(product, act, gate, up) behind a quantise, else None. The product's operands may stand in either order."""
-    product = editor.producer(quantise, 0, Binary) if isinstance(quantise.op, Quantise) else None
+def fuse(editor: Editor, quantise: Node) -> bool:
+    product = editor.producer(quantise, 0, Binary)
     if product is None or product.op != Binary("mul") or editor.only_user(product.name) is None:
-        return None
+        return False
+    halves = match_halves(editor, product)
+    if halves is None:
+        return False
+    act, gate, up = halves
+    (weight,) = stacked(editor, (gate, up), "gate_up")
+    editor.replace(product.name, GatedQuantise(act), gate.inputs[0], weight)
+    editor.redirect(quantise.name, product.name)
+    return True
+
+
+def match_halves(editor: Editor, product: Node) -> tuple[str, Node, Node] | None:
+    """(act, gate, up) of act(gate) * up, in either order of the operands, else None."""
     for index in (0, 1):
         active, up = editor.producer(product, index, Unary), editor.producer(product, 1 - index, LinearQ)
         gate = editor.producer(active, 0, LinearQ) if active else None
@@ -60,5 +63,8 @@ def match_gate_up(editor: Editor, quantise: Node) -> tuple[Node, str, Node, Node
             continue
         match active.op, gate.op:
             case Unary(fn), LinearQ(bias=False) if fn in ACTIVATIONS:
-                return product, fn, gate, up
+                return fn, gate, up
     return None
+
+
+RULES = (Rule("quantise(act(gate(h)) * up(h)) -> gated_quantise(gate_up(h))", Quantise, fuse),)

@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from mlsdc.compiler.graph import Editor, Graph
+from mlsdc.compiler.graph import Editor, Graph, Node
 from mlsdc.compiler.ops_nn import RmsNorm
 from mlsdc.compiler.ops_quant import NormQuantise, Quantise
 from mlsdc.compiler.pipeline import GraphPass
+from mlsdc.compiler.rewrite import Rule, apply_rules
 
 
 @dataclass(frozen=True)
@@ -29,12 +30,17 @@ class FuseNormQuantise(GraphPass):
     name: ClassVar[str] = "fuse-norm-quantise"
 
     def rewrite(self, graph: Graph) -> Graph:
-        editor = Editor(graph)
-        for quantise in graph:
-            norm = editor.producer(quantise, 0, RmsNorm) if isinstance(quantise.op, Quantise) else None
-            if norm is None or editor.only_user(norm.name) is None:
-                continue
-            assert isinstance(norm.op, RmsNorm)
-            editor.replace(norm.name, NormQuantise(norm.op.eps, norm.op.offset), *norm.inputs)
-            editor.redirect(quantise.name, norm.name)
-        return editor.finish()
+        return apply_rules(graph, RULES)[0]
+
+
+def fuse(editor: Editor, quantise: Node) -> bool:
+    norm = editor.producer(quantise, 0, RmsNorm)
+    if norm is None or editor.only_user(norm.name) is None:
+        return False
+    assert isinstance(norm.op, RmsNorm)
+    editor.replace(norm.name, NormQuantise(norm.op.eps, norm.op.offset), *norm.inputs)
+    editor.redirect(quantise.name, norm.name)
+    return True
+
+
+RULES = (Rule("quantise(rms_norm(x)) -> norm_quantise(x)", Quantise, fuse),)

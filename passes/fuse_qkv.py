@@ -11,6 +11,7 @@ from mlsdc.compiler.ops_kv import AppendKv
 from mlsdc.compiler.ops_nn import Rope
 from mlsdc.compiler.ops_quant import AppendKvSlice, LinearQ, RopeSlice
 from mlsdc.compiler.pipeline import GraphPass
+from mlsdc.compiler.rewrite import Rule, apply_rules
 from mlsdc.compiler.types import TensorType
 from mlsdc.passes.names import beside, free
 from mlsdc.passes.stack_weights import stackable, stacked
@@ -40,12 +41,7 @@ class FuseQkv(GraphPass):
     name: ClassVar[str] = "fuse-qkv"
 
     def rewrite(self, graph: Graph) -> Graph:
-        editor = Editor(graph)
-        for node in graph:
-            chains = match_projections(editor, node) if isinstance(node.op, AppendKv) else None
-            if chains is not None:
-                fuse(editor, node, *chains)
-        return editor.finish()
+        return apply_rules(graph, RULES)[0]
 
 
 @dataclass(frozen=True)
@@ -104,7 +100,11 @@ def turns_whole_heads(editor: Editor, k: Projection) -> bool:
     return isinstance(table, TensorType) and isinstance(half := table.shape[2], int) and 2 * half == k.head_dim
 
 
-def fuse(editor: Editor, append: Node, q: Projection, k: Projection, v: Projection) -> None:
+def fuse(editor: Editor, append: Node) -> bool:
+    found = match_projections(editor, append)
+    if found is None:
+        return False
+    q, k, v = found
     linears = [q.linear, k.linear, v.linear]
     assert isinstance(append.op, AppendKv)
     assert q.table is not None
@@ -116,3 +116,7 @@ def fuse(editor: Editor, append: Node, q: Projection, k: Projection, v: Projecti
     kv, _, _, tree = append.inputs
     editor.replace(q.result.name, RopeSlice(0, q.heads, q.head_dim), qkv, q.table)
     editor.replace(append.name, AppendKvSlice(append.op.layer, k_start, v_start), kv, qkv, q.table, tree)
+    return True
+
+
+RULES = (Rule("rope(q(h)), append_kv(rope(k(h)), v(h)) -> rope_slice(qkv(h)), append_kv_slice(qkv(h))", AppendKv, fuse),)

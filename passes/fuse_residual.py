@@ -9,6 +9,7 @@ from mlsdc.compiler.graph import Editor, Graph, Node
 from mlsdc.compiler.ops_core import Binary
 from mlsdc.compiler.ops_quant import LinearQ
 from mlsdc.compiler.pipeline import GraphPass
+from mlsdc.compiler.rewrite import Rule, apply_rules
 
 
 @dataclass(frozen=True)
@@ -29,25 +30,22 @@ class FuseResidual(GraphPass):
     name: ClassVar[str] = "fuse-residual"
 
     def rewrite(self, graph: Graph) -> Graph:
-        editor = Editor(graph)
-        for node in graph:
-            match = match_residual(editor, node)
-            if match is not None:
-                linear, x = match
-                assert isinstance(linear.op, LinearQ)
-                editor.replace(node.name, replace(linear.op, residual=True), *linear.inputs, x)
-        return editor.finish()
+        return apply_rules(graph, RULES)[0]
 
 
-def match_residual(editor: Editor, add: Node) -> tuple[Node, str] | None:
-    """(linear, x) of x + linear, else None. Of two linears the right one takes the left one as its residual."""
+def fuse(editor: Editor, add: Node) -> bool:
+    """Of two linears the right one takes the left one as its residual."""
     if add.op != Binary("add") or add.inputs[0] == add.inputs[1]:
-        return None
+        return False
     for index in (1, 0):
         linear, x = editor.producer(add, index, LinearQ), add.inputs[1 - index]
         if linear is None or editor.only_user(linear.name) is None or editor[x].type != linear.type:
             continue
         assert isinstance(linear.op, LinearQ)
         if not linear.op.residual:
-            return linear, x
-    return None
+            editor.replace(add.name, replace(linear.op, residual=True), *linear.inputs, x)
+            return True
+    return False
+
+
+RULES = (Rule("x + linear_q(h, w) -> linear_q(h, w, x)", Binary, fuse),)

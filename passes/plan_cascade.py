@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
+from mlsdc.compiler.cascade import check_cascade
 from mlsdc.compiler.errors import ConfigError
 from mlsdc.compiler.module import LevelModule, Module
 from mlsdc.compiler.pipeline import Pass
@@ -29,27 +29,19 @@ class PlanCascade(Pass):
     min(max_nodes, free_rows - 1), the row of the last committed token being one of them. A cascade without a drafting level gets the
     plan 0, 0.
 
-    Raises ConfigError, naming the level: two levels of one name; a target without a `forward` program; a drafting level whose
-    `max_nodes` is missing or outside 1..63.
+    Raises, naming the level: IrError for a cascade that is none (compiler.cascade.check_cascade); ConfigError for a target without a
+    `forward` program, and for a drafting level whose `max_nodes` is missing or outside 1..63.
     """
 
     name: ClassVar[str] = "plan-cascade"
     free_rows: int = 8
 
     def run(self, module: Module) -> Module:
-        check_names(module)
+        check_cascade(module)
         if "forward" not in module.target.graphs:
             raise ConfigError(f"cascade: level '{module.target.name}' is the target, but has no 'forward' program")
         widest = max((max_nodes(level) for level in module.levels[:-1]), default=0)
         return replace(module, plan=Plan(max_draft_tokens=widest, draft_tokens=min(widest, max(0, self.free_rows - 1))))
-
-
-def check_names(module: Module) -> None:
-    if not module.levels:
-        raise ConfigError("cascade: there are no levels, expected at least a target")
-    name, count = Counter(level.name for level in module.levels).most_common(1)[0]
-    if count > 1:
-        raise ConfigError(f"cascade: {count} levels are named '{name}'; give each its own `name`")
 
 
 def max_nodes(level: LevelModule) -> int:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from mlsdc.compiler.graph import Editor, Graph
+from mlsdc.compiler.graph import Editor, Graph, Node
 from mlsdc.compiler.ops_kv import TreeMask
 from mlsdc.compiler.pipeline import GraphPass
-from mlsdc.passes.names import free
+from mlsdc.compiler.rewrite import Rule, apply_rules
 
 
 @dataclass(frozen=True)
@@ -26,22 +26,26 @@ class ShareTreeMask(GraphPass):
         %tree_mask = tree_mask(%tree)
         %tree_mask.window128 = tree_mask(%tree, window=128)
 
-    Declines: nothing to decline; a mask that no other equals only gets its new name.
+    Declines: a mask of another tree or other rows than the one that has the name.
     """
 
     name: ClassVar[str] = "share-tree-mask"
 
     def rewrite(self, graph: Graph) -> Graph:
-        editor = Editor(graph)
-        shared: dict[tuple[TreeMask, tuple[str, ...]], str] = {}
-        for node in graph:
-            if not isinstance(node.op, TreeMask):
-                continue
-            first = shared.setdefault((node.op, node.inputs), node.name)
-            if first != node.name:
-                editor.redirect(node.name, first)
-        for (mask, _), name in shared.items():
-            wanted = f"tree_mask.window{mask.window}" if mask.window else "tree_mask"
-            if name != wanted:
-                editor.rename(name, free(editor, wanted))
-        return editor.finish()
+        return apply_rules(graph, RULES)[0]
+
+
+def share(editor: Editor, mask: Node) -> bool:
+    assert isinstance(mask.op, TreeMask)
+    name = f"tree_mask.window{mask.op.window}" if mask.op.window else "tree_mask"
+    shared = editor.nodes.get(name)
+    if shared is None:
+        editor.rename(mask.name, name)
+        return True
+    if shared is mask or (shared.op, shared.inputs) != (mask.op, mask.inputs) or not editor.users(mask.name):
+        return False
+    editor.redirect(mask.name, name)
+    return True
+
+
+RULES = (Rule("tree_mask(tree) in each layer -> one tree_mask(tree)", TreeMask, share),)
