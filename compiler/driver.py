@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
@@ -25,7 +24,7 @@ from mlsdc.passes.emit_program import emit_lowering, emit_program, merge_specs
 from mlsdc.runtime.manifest import LevelInfo, Manifest, ModelInfo, Plan
 from mlsdc.runtime.program import ProgramSpec
 from mlsdc.runtime.step import Limits
-from mlsdc.targets import NATIVE, TARGETS, make_target
+from mlsdc.targets import TARGETS, make_target
 
 if TYPE_CHECKING:
     from mlsdc.targets.protocol import KernelSpec, Target
@@ -66,7 +65,7 @@ def compile_model(config: Config | Mapping[str, Any] | Path | str, output: Path 
         programs, kernels = emit(module, target)
         built = target.build(kernels, folder)
         files = {
-            level: {name: write_text(folder, f"program/{target.name}/{level}.{name}.json", program.to_json()) for name, program in of_level.items()}
+            level: {name: write_text(folder, f"program/{target.name}/{level}.{name}.json", of_level[name].to_json()) for name in of_level}
             for level, of_level in programs.items()
         }
         progress.stage("weights")
@@ -98,7 +97,7 @@ def compile_model(config: Config | Mapping[str, Any] | Path | str, output: Path 
 
 def all_passes() -> tuple[Pass, ...]:
     """The default pipeline, for those who list passes or run one by name."""
-    return default_pipeline(PassOptions(max_model_len=2048))
+    return default_pipeline(PassOptions())
 
 
 def read_config(config: Config | Mapping[str, Any] | Path | str, overrides: Sequence[str]) -> Config:
@@ -121,9 +120,7 @@ def choose_target(config: Config, limits: Limits) -> Target:
 
 def pass_options(config: Config, limits: Limits, vocab_size: int) -> PassOptions:
     return PassOptions(
-        max_model_len=limits.max_model_len,
-        max_rows=limits.max_num_batched_tokens,
-        max_out=limits.max_logit_rows,
+        limits=limits,
         vocab_size=vocab_size,
         weights=config.target.weights,
         kv_format=config.target.kv.dtype,
@@ -146,7 +143,8 @@ def check_pool(config: Config, module: Module, limits: Limits) -> None:
         raise CompileError("the target level has no paged KV cache: `insert-paged-kv` is disabled, or found no attention")
     needed = (limits.pages_per_seq(kv.page_size) + limits.scratch_pages(kv.page_size)) * kv.page_bytes
     if config.memory.kv_pool < needed:
-        config.fail("memory.kv_pool", f"{config.memory.kv_pool} bytes; one sequence of limits.max_model_len {limits.max_model_len} needs {needed}")
+        length = f"limits.max_model_len {limits.max_model_len}"
+        config.fail("memory.kv_pool", f"{config.memory.kv_pool} bytes; one sequence of {length} needs at least {needed}")
 
 
 def emit(module: Module, target: Target) -> tuple[dict[str, dict[str, ProgramSpec]], tuple[KernelSpec, ...]]:

@@ -82,7 +82,7 @@ def write_weights(path: Path, tensors: Sequence[tuple[str, int]], pack: Callable
             data = np.ascontiguousarray(pack(name), np.uint8).reshape(-1)
             if data.nbytes != num_bytes:
                 raise MlsdcError(f"{name}: packed to {data.nbytes} bytes, the target announced {num_bytes}")
-            for part in (memoryview(data), bytes(-num_bytes % ALIGNMENT)):
+            for part in (data.data, bytes(-num_bytes % ALIGNMENT)):
                 file.write(part)
                 digest.update(part)
         size = file.tell()
