@@ -16,7 +16,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     from mlsdc.compiler.driver import all_passes
-    from mlsdc.compiler.errors import IrError
     from mlsdc.compiler.graph import Graph
     from mlsdc.compiler.module import LevelModule, Module
     from mlsdc.compiler.pipeline import run_pipeline
@@ -28,11 +27,9 @@ def main(args: argparse.Namespace) -> int:
         if name not in known:
             raise MlsdcError(f"'{name}' is not a pass; passes are {', '.join(known)}")
     try:
-        parsed = parse(args.file.read_text(encoding="utf-8"))
+        parsed = parse(args.file.read_text(encoding="utf-8"), str(args.file))
     except OSError as error:
         raise MlsdcError(f"{args.file}: cannot be read ({error.strerror})") from None
-    except IrError as error:
-        raise MlsdcError(f"{args.file}: {error}") from None
     alone = isinstance(parsed, Graph)
     module = Module("opt", (LevelModule("target", "model", graphs={"forward": parsed}),)) if isinstance(parsed, Graph) else parsed
     module = run_pipeline(module, [known[name] for name in args.passes])
