@@ -98,7 +98,8 @@ class Artifact:
         if files is None:
             raise ArtifactError(f"{self.root.name}: level '{level}' has no programs for target '{target.name}'; compile again")
         return {
-            name: ProgramSpec.from_json(self.path(file).read_text(encoding="utf-8"), f"{self.root.name}/{file}") for name, file in files.items()
+            name: ProgramSpec.from_json(self.path(file).read_text(encoding="utf-8"), f"{self.root.name}/{file}")
+            for name, file in files.items()
         }
 
     def pick_target(self, device: str = "auto", features: frozenset[str] | None = None) -> TargetInfo:
@@ -111,7 +112,8 @@ class Artifact:
         wanted = [t for t in targets if device in ("auto", t.device, t.name)]
         if not wanted:
             built = ", ".join(f"{t.name} ({t.device})" for t in targets) or "nothing"
-            raise ArtifactError(f"{self.root.name}: built for {built}, device '{device}' was asked for: run `mlsdc compile ... --target` for it")
+            raise ArtifactError(
+                f"{self.root.name}: built for {built}, device '{device}' was asked for: run `mlsdc compile ... --target` for it")
         for target in wanted:
             if target.device == "cpu" and features.issuperset(target.requires):
                 return target
@@ -131,7 +133,8 @@ class Artifact:
         with self.path(name).open("rb") as file:
             found = hashlib.file_digest(file, "sha256").hexdigest()
         if found != expected:
-            raise ArtifactError(f"{self.root.name}/{name}: sha256 {found[:12]}, expected {expected[:12]}: it was edited; copy or compile it again")
+            raise ArtifactError(
+                f"{self.root.name}/{name}: sha256 {found[:12]}, expected {expected[:12]}: it was edited; copy or compile it again")
 
     def _mentioned(self) -> Iterator[str]:
         """Paths of code and weights that the manifest would have the runtime load."""

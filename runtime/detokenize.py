@@ -49,7 +49,8 @@ class Vocabulary:
                 raise ArtifactError("tokenizer.json: decoder.decoders[3]: only leading spaces can be stripped")
             self._make = lambda skipped: ByteFallbackStream(self, skipped)
         else:
-            raise ArtifactError(f"tokenizer.json: decoder {steps or 'none'} is not known; known are ByteLevel and Replace + ByteFallback + Fuse (+ Strip)")
+            raise ArtifactError(
+                f"tokenizer.json: decoder {steps or 'none'} is not known; known are ByteLevel and Replace + ByteFallback + Fuse (+ Strip)")
 
     def stream(self, *, skip_special_tokens: bool = True) -> Detokenizer:
         return self._make(self.special if skip_special_tokens else frozenset())

@@ -66,8 +66,8 @@ class Engine:
              device: str = "auto") -> Engine:
         """Open and check an artifact and make it ready to serve on this machine.
 
-        The page pool's size is `num_pages`, else `kv_pool_bytes`, else room for `max_num_seqs` full contexts in at most a quarter of
-        the memory. Raises ArtifactError, DeviceError, CapacityError.
+        The page pool's size is `num_pages`, else `kv_pool_bytes`, else what the artifact says (memory.kv_pool), else room for
+        `max_num_seqs` full contexts in at most a quarter of the memory. Raises ArtifactError, DeviceError, CapacityError.
         """
         from mlsdc.runtime.device import open_device
         from mlsdc.runtime.levels import make_level
@@ -116,7 +116,7 @@ class Engine:
             request.drafter.observe(request.tokens[request.num_observed :])
             request.num_observed = len(request.tokens)
             tree = request.drafter.propose(item.budget)
-            if 0 < len(tree) <= item.budget and 0 <= min(tree.tokens) and max(tree.tokens) < vocab_size:
+            if 0 < len(tree) <= item.budget and min(tree.tokens) >= 0 and max(tree.tokens) < vocab_size:
                 item.tree = tree
 
     def _commit_items(self, items: Sequence[StepItem]) -> None:
@@ -213,7 +213,8 @@ class Engine:
         if not tokens:
             raise RequestError("prompt: empty, expected at least one token")
         if len(tokens) >= limits.max_model_len:
-            raise RequestError(f"prompt: {len(tokens)} tokens, at most {limits.max_model_len - 1} (limits.max_model_len {limits.max_model_len})")
+            raise RequestError(
+                f"prompt: {len(tokens)} tokens, at most {limits.max_model_len - 1} (limits.max_model_len {limits.max_model_len})")
         if params.max_tokens is not None and len(tokens) + params.max_tokens > limits.max_model_len:
             raise RequestError(
                 f"max_tokens: {params.max_tokens} after a prompt of {len(tokens)}, at most {limits.max_model_len - len(tokens)} "
@@ -244,7 +245,9 @@ class Engine:
         if isinstance(prompt, str) or (prompt and isinstance(prompt[0], Mapping)):
             if self.tokenizer is None:
                 raise RequestError("prompt: this engine has no tokenizer: give token ids")
-            return self.tokenizer.encode(prompt) if isinstance(prompt, str) else self.tokenizer.chat(cast("Sequence[Mapping[str, Any]]", prompt))
+            if isinstance(prompt, str):
+                return self.tokenizer.encode(prompt)
+            return self.tokenizer.chat(cast("Sequence[Mapping[str, Any]]", prompt))
         tokens = []
         vocab_size = self.manifest.model.vocab_size
         for i, token in enumerate(cast("Sequence[int]", prompt)):
@@ -267,8 +270,11 @@ class Engine:
         names = [level.name for level in self.manifest.levels[:-1]]
         for name in speculation.levels or ():
             if name not in names:
-                raise RequestError(f"speculation.levels: '{name}' is not a drafting level of this artifact; it has {', '.join(names) or 'none'}")
-        if not speculation.enabled or self.level is None or (speculation.levels is not None and self.level.name not in speculation.levels):
+                raise RequestError(
+                    f"speculation.levels: '{name}' is not a drafting level of this artifact; it has {', '.join(names) or 'none'}")
+        if not speculation.enabled or self.level is None:
+            return 0
+        if speculation.levels is not None and self.level.name not in speculation.levels:
             return 0
         return min(plan.draft_tokens, most) if speculation.max_draft_tokens is None else speculation.max_draft_tokens
 
@@ -286,7 +292,7 @@ class Engine:
         if len(each) != len(listed):
             raise RequestError(f"sampling params: {len(each)} for {len(listed)} prompts")
         listener: deque[Request] = deque()
-        requests = [self._prepare(prompt, p or SamplingParams(), listener) for prompt, p in zip(listed, each)]
+        requests = [self._prepare(prompt, p or SamplingParams(), listener) for prompt, p in zip(listed, each, strict=True)]
         number = {request.id: i for i, request in enumerate(requests)}
         self._enqueue(requests)
         left = len(requests)
@@ -411,13 +417,16 @@ def _pool_pages(manifest: Manifest, num_pages: int | None, kv_pool_bytes: int | 
     if geometry is None:
         raise ArtifactError(f"manifest.json: level '{manifest.target_level.name}' has no KV geometry; compile again")
     each = limits.pages_per_seq(geometry.page_size) + limits.scratch_pages(geometry.page_size)
+    if kv_pool_bytes is None:
+        kv_pool_bytes = manifest.kv_pool_bytes
     if num_pages is None and kv_pool_bytes is not None:
-        num_pages = kv_pool_bytes // geometry.page_bytes
+        num_pages = min(kv_pool_bytes // geometry.page_bytes, limits.max_num_seqs * each)
     if num_pages is None:
         num_pages = max(each, min(limits.max_num_seqs * each, _memory_bytes() // 4 // geometry.page_bytes))
     least = 1 + limits.scratch_pages(geometry.page_size)
     if num_pages < least:
-        raise CapacityError(f"kv pool: {num_pages} pages of {geometry.page_bytes} bytes, expected at least {least}: one page and a scratch slab")
+        raise CapacityError(
+            f"kv pool: {num_pages} pages of {geometry.page_bytes} bytes, expected at least {least}: one page and a scratch slab")
     return num_pages
 
 

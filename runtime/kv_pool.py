@@ -65,7 +65,8 @@ class KvPool:
     def allocate(self, tokens: Sequence[int], room: int, num_scratch: int = 0) -> PageTable:
         """Pages for max(room, len(tokens)) positions, known ones first, and a scratch slab. Raises CapacityError, changing nothing."""
         if not self.can_allocate(tokens, room, num_scratch):
-            raise CapacityError(f"kv pool: no room for {max(room, len(tokens))} tokens: {self.num_available} of {self.num_pages} pages left")
+            raise CapacityError(
+                f"kv pool: no room for {max(room, len(tokens))} tokens: {self.num_available} of {self.num_pages} pages left")
         hits, chain = self._find(tokens)
         for page in hits:
             self._own(page)

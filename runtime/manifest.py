@@ -17,7 +17,7 @@ FORMAT = 1
 
 @dataclass(frozen=True)
 class KernelInfo:
-    """One compiled kernel: its entry in `file`, the source it was generated from, and what it was checked by (`compiled`, `interpreted`, `ran`)."""
+    """One compiled kernel: its entry in `file`, its generated source, and what it was checked by (`compiled`, `interpreted`, `ran`)."""
 
     entry: str
     file: str
@@ -89,6 +89,7 @@ class Manifest:
     tools: Mapping[str, str]
     world_size: int = 1
     rank: int = 0
+    kv_pool_bytes: int | None = None  # what model.yaml's memory.kv_pool asks for; Engine.load's own arguments go before it
     format: int = FORMAT
 
     @property
@@ -104,7 +105,8 @@ class Manifest:
         try:
             raw = json.loads(text)
             if raw["format"] != FORMAT:
-                raise ArtifactError(f"{where}: artifact format {raw['format']}, this runtime reads format {FORMAT}: run `mlsdc compile` again")
+                raise ArtifactError(
+                    f"{where}: artifact format {raw['format']}, this runtime reads format {FORMAT}: run `mlsdc compile` again")
             return Manifest(
                 model=ModelInfo(**{**raw["model"], "eos_token_ids": tuple(raw["model"]["eos_token_ids"])}),
                 limits=Limits(**raw["limits"]),
@@ -122,6 +124,7 @@ class Manifest:
                 tools=raw["tools"],
                 world_size=raw["world_size"],
                 rank=raw["rank"],
+                kv_pool_bytes=raw.get("kv_pool_bytes"),
                 format=raw["format"],
             )
         except ArtifactError:

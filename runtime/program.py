@@ -93,7 +93,8 @@ class ProgramSpec:
 
     def to_json(self) -> str:
         """One launch a line, so that `diff` of two programs reads."""
-        head = {"name": self.name, "level": self.level, "arena_bytes": self.arena_bytes, "taps": {k: asdict(t) for k, t in self.taps.items()}}
+        taps = {k: asdict(t) for k, t in self.taps.items()}
+        head = {"name": self.name, "level": self.level, "arena_bytes": self.arena_bytes, "taps": taps}
         body = ",\n".join("  " + json.dumps(asdict(launch), separators=(",", ":")) for launch in self.launches)
         return json.dumps(head)[:-1] + ', "launches": [\n' + body + "\n]}\n"
 

@@ -91,7 +91,7 @@ class Request:
         self.timings = Timings()
         self.listener = listener  # told of every step that brought something
         self._shown: tuple[int, int, FinishReason | None] = (0, 0, None)  # output tokens and pieces of text that may be taken
-        self._taken = self._shown
+        self._taken: tuple[int, int, FinishReason | None] = (0, 0, None)
 
     def publish(self) -> None:
         """Show consumers what is committed. The engine calls it, under its lock."""
@@ -108,8 +108,9 @@ class Request:
         return Delta(text, self.tokens[start + last_tokens : start + tokens], None if last_reason else reason)
 
     def result(self) -> Result:
-        return Result(
-            "".join(self.text), self.output, self.finish_reason, self.stop_reason, self.tokens[: self.num_prompt], self.statistics, self.timings)
+        """Everything so far."""
+        text, prompt = "".join(self.text), self.tokens[: self.num_prompt]
+        return Result(text, self.output, self.finish_reason, self.stop_reason, prompt, self.statistics, self.timings)
 
     @property
     def num_output(self) -> int:

@@ -82,7 +82,7 @@ class Statistics:
         """A step whose node i was proposed by level `names[i]` at `depths[i]`; `accepted` are the committed nodes' indices."""
         self.steps += 1
         offered: set[tuple[str, int]] = set()
-        for node, (name, depth) in enumerate(zip(names, depths)):
+        for node, (name, depth) in enumerate(zip(names, depths, strict=True)):
             level = self.levels.get(name)
             if level is None:
                 level = self.levels[name] = LevelStatistics()

@@ -45,6 +45,12 @@ class Limits:
     max_logit_rows: int
     max_tree_nodes: int
 
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            least = 0 if name == "max_tree_nodes" else 1
+            if type(value) is not int or value < least:
+                raise CapacityError(f"limits.{name}: {value!r}, expected an integer of at least {least}")
+
     def pages_per_seq(self, page_size: int) -> int:
         return -(-self.max_model_len // page_size)
 

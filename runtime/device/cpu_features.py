@@ -49,7 +49,7 @@ def machine_name(features: frozenset[str], machine: str | None = None) -> str:
             if all(needed <= features for _, needed in levels[i:]):
                 name = f"x86-64-{level}"
                 break
-        extras = ("avx512vnni", "avx512bf16") if name == "x86-64-v4" else ("avxvnni",)
+        extras: tuple[str, ...] = ("avx512vnni", "avx512bf16") if name == "x86-64-v4" else ("avxvnni",)
     else:
         name, extras = machine, ("dotprod", "i8mm", "bf16")
     return "+".join([name, *(x for x in extras if x in features)])

@@ -25,7 +25,7 @@ DEFAULTS: dict[str, float] = {"order": 4, "max_nodes": 16, "width": MAX_FOLLOWER
 
 
 class NgramLevel(Level):
-    """params: `order` 1..8 (longest context), `max_nodes`, `width` (most children of a node; 1 makes chains), `min_probability` of a path."""
+    """params: `order` (longest context), `max_nodes`, `width` (most children of a node; 1 makes chains), `min_probability` of a path."""
 
     kind = "ngram"
 

@@ -17,7 +17,7 @@ CHAT = (
 
 def byte_tokenizer(*, merges: bool = False, chat_template: str | None = CHAT) -> Tokenizer:
     """Byte-level BPE. With `merges`, 'th' and 'the' are tokens, too."""
-    vocab = {char: byte for char, byte in byte_of_char().items()}
+    vocab = dict(byte_of_char().items())
     pairs = [("t", "h"), ("th", "e")] if merges else []
     for pair in pairs:
         vocab["".join(pair)] = len(vocab)

@@ -81,9 +81,12 @@ class FakeMemory(LevelMemory):
     def forward(self) -> None:
         b, size = self.buffers, self.buffers.page_size
         rows, seqs, outs = (int(b.header[w]) for w in (Header.ROWS, Header.SEQS, Header.OUT))
-        assert 0 < rows <= len(b.tokens) and 0 < seqs <= len(b.seq_ctx) and outs <= len(b.out_rows)
+        assert 0 < rows <= len(b.tokens)
+        assert 0 < seqs <= len(b.seq_ctx)
+        assert outs <= len(b.out_rows)
         self.rows_run.append(rows)
-        assert [(int(b.seq_row[s]), int(b.seq_rows[s])) for s in range(seqs)] == _runs(b.row_seq[:rows].tolist()), "rows of a sequence are contiguous"
+        runs = [(int(b.seq_row[s]), int(b.seq_rows[s])) for s in range(seqs)]
+        assert runs == _runs(b.row_seq[:rows].tolist()), "rows of a sequence are contiguous"
         own = np.empty(rows, np.int64)
         for row in range(rows):  # write all keys first, as each layer does
             seq, slot, position = int(b.row_seq[row]), int(b.row_slot[row]), int(b.positions[row])
@@ -157,7 +160,8 @@ def _runs(values: Sequence[int]) -> list[tuple[int, int]]:
     return runs
 
 
-def make_manifest(limits: Limits, *, vocab: int = VOCAB, eos: tuple[int, ...] = (), drafts: int = 8, levels: Sequence[LevelInfo] = ()) -> Manifest:
+def make_manifest(limits: Limits, *, vocab: int = VOCAB, eos: tuple[int, ...] = (), drafts: int = 8, levels: Sequence[LevelInfo] = ()
+                  ) -> Manifest:
     model = ModelInfo("fake", "fake", vocab, 1, 1, None, eos, "i8", "tests")
     target = LevelInfo("target", "target", {})
     return Manifest(model, limits, (*levels, target), (), Plan(limits.max_tree_nodes, drafts), {}, {}, {}, {})

@@ -47,7 +47,8 @@ def test_scratch_pages_are_never_in_a_page_table() -> None:
     while engine.step():
         pages = [page for r in requests for page in r.table.pages]
         scratch = [page for r in requests for page in r.table.scratch]
-        assert len(set(scratch)) == len(scratch) and not set(scratch) & set(pages)
+        assert len(set(scratch)) == len(scratch)
+        assert not set(scratch) & set(pages)
 
 
 def test_plain_decoding_runs_the_forward_program_only() -> None:
@@ -61,4 +62,5 @@ def test_a_request_without_speculation_owns_no_scratch_pages() -> None:
     engine = make_engine(None)
     request = engine.submit([1, 2, 3], SamplingParams(max_tokens=20))
     engine.step()
-    assert request.table.pages and not request.table.scratch
+    assert request.table.pages
+    assert not request.table.scratch

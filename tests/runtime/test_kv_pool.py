@@ -52,7 +52,9 @@ def test_a_known_prefix_is_reused_page_by_page() -> None:
     first = pool.allocate(list(range(10)), 10)
     pool.seal(first, list(range(10)), 10)
     second = pool.allocate([*range(8), 99, 98], 10)
-    assert second.num_cached == 8 and second.pages[:2] == first.pages[:2] and second.pages[2] != first.pages[2]
+    assert second.num_cached == 8
+    assert second.pages[:2] == first.pages[:2]
+    assert second.pages[2] != first.pages[2]
 
 
 def test_a_prefix_stays_known_after_its_owner_is_gone() -> None:
@@ -75,7 +77,8 @@ def test_equal_tokens_after_different_beginnings_are_not_shared() -> None:
     pool = KvPool(10, 4)
     table = pool.allocate([1, 1, 1, 1, 7, 7, 7, 7, 5], 9)
     pool.seal(table, [1, 1, 1, 1, 7, 7, 7, 7, 5], 8)
-    assert pool.lookup([2, 2, 2, 2, 7, 7, 7, 7, 5]) == [] and pool.lookup([7, 7, 7, 7, 5]) == []
+    assert pool.lookup([2, 2, 2, 2, 7, 7, 7, 7, 5]) == []
+    assert pool.lookup([7, 7, 7, 7, 5]) == []
 
 
 def test_hash_collisions_cannot_share_a_page() -> None:
@@ -86,7 +89,8 @@ def test_hash_collisions_cannot_share_a_page() -> None:
     pool = KvPool(10, 2)
     table = pool.allocate([Same(1), Same(2), Same(3)], 3)
     pool.seal(table, [Same(1), Same(2), Same(3)], 3)
-    assert pool.lookup([Same(2), Same(1), Same(3)]) == [] and len(pool.lookup([Same(1), Same(2), Same(3)])) == 1
+    assert pool.lookup([Same(2), Same(1), Same(3)]) == []
+    assert len(pool.lookup([Same(1), Same(2), Same(3)])) == 1
 
 
 def test_cached_pages_give_way_the_end_of_the_oldest_chain_first() -> None:
@@ -103,7 +107,8 @@ def test_two_sequences_that_computed_the_same_page_keep_their_own() -> None:
     one, two = pool.allocate([1, 2, 3, 4, 5], 5), pool.allocate([1, 2, 3, 4, 5], 5)
     pool.seal(one, [1, 2, 3, 4, 5], 5)
     pool.seal(two, [1, 2, 3, 4, 5], 5)
-    assert not set(one.pages) & set(two.pages) and pool.lookup([1, 2, 3, 4, 5]) == one.pages[:2]
+    assert not set(one.pages) & set(two.pages)
+    assert pool.lookup([1, 2, 3, 4, 5]) == one.pages[:2]
     pool.check_integrity([one, two])
 
 

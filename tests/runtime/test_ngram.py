@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from proposers import ngram
-
-import pytest
 
 from mlsdc.runtime.errors import ArtifactError
 from mlsdc.runtime.levels.ngram import NgramState
@@ -46,8 +45,9 @@ def test_proposals_are_valid_trees_within_the_budget(tokens: list[int], budget: 
     state = ngram(order=order, width=width).start()
     state.observe(tokens)
     tree = state.propose(budget)
-    assert len(tree) <= budget and set(tree.tokens) <= set(tokens)
-    assert len(set(zip(tree.parents, tree.tokens))) == len(tree)  # no two equal siblings
+    assert len(tree) <= budget
+    assert set(tree.tokens) <= set(tokens)
+    assert len(set(zip(tree.parents, tree.tokens, strict=True))) == len(tree)  # no two equal siblings
     children = [tree.parents.count(parent) for parent in set(tree.parents)]
     assert max(children, default=0) <= width
 
@@ -70,7 +70,8 @@ def test_a_smaller_budget_gives_the_beginning_of_the_larger_tree(tokens: list[in
     state = ngram().start()
     state.observe(tokens)
     large, small = state.propose(12), state.propose(5)
-    assert small.tokens == large.tokens[:5] and small.parents == large.parents[:5]
+    assert small.tokens == large.tokens[:5]
+    assert small.parents == large.parents[:5]
 
 
 def test_an_empty_history_proposes_nothing() -> None:
@@ -87,18 +88,20 @@ def test_the_more_frequent_continuation_comes_first() -> None:
     state = ngram().start()
     state.observe([1, 2, 9, 1, 2, 9, 1, 3, 9, 1])
     tree = state.propose(8)
-    roots = [token for token, parent in zip(tree.tokens, tree.parents) if parent == -1]
+    roots = [token for token, parent in zip(tree.tokens, tree.parents, strict=True) if parent == -1]
     assert roots == [2, 3]
 
 
 def test_interpolation_is_witten_bell() -> None:
     state = ngram(order=2, min_probability=0).start()
     state.observe([1, 2, 3, 4, 2, 5, 1, 2])  # after 2: 3 once, 5 once; after (1, 2): 3 once
-    found = dict((token, p) for p, token in state._followers((1, 2)))
+    found = {token: p for p, token in state._followers((1, 2))}
     assert found == {3: (1 + 1 * 0.25) / 2, 5: 0.25 / 2}
 
 
-@pytest.mark.parametrize(("key", "value"), [("order", 0), ("width", 9), ("max_nodes", 64), ("min_probability", 1.5), ("order", True), ("width", "2")])
+@pytest.mark.parametrize(("key", "value"), [
+    ("order", 0), ("width", 9), ("max_nodes", 64), ("min_probability", 1.5), ("order", True), ("width", "2"),
+])
 def test_parameters_out_of_range_are_refused(key: str, value: float) -> None:
     with pytest.raises(ArtifactError, match=f"level 'ngram': {key} is"):
         ngram(**{key: value})
