@@ -32,12 +32,12 @@ def same_but_rows(editor: Editor, names: Sequence[str]) -> bool:
 
 def stacked(editor: Editor, linears: Sequence[Node], leaf: str) -> tuple[str, ...]:
     """New weight nodes (weight, then bias if there is one) named `leaf`, beside the first linear's: rows in the order of `linears`."""
-    names = []
+    wanted, names = beside(linears[0].inputs[1], leaf), []
     for index in range(1, len(linears[0].inputs)):
         parts = [editor[linear.inputs[index]] for linear in linears]
         types = [part.type for part in parts if isinstance(part.type, TensorType)]
         sources = [source for part in parts if isinstance(part.op, Weight) for source in part.op.sources]
         rows = sum(size for type_ in types if isinstance(size := type_.shape[0], int))
-        wanted = beside(parts[0].name, leaf if index == 1 else f"{leaf}_bias")
-        names.append(editor.weight(free(editor, wanted), types[0].with_shape(rows, *types[0].shape[1:]), *sources))
+        name = free(editor, wanted if index == 1 else f"{wanted}.bias")
+        names.append(editor.weight(name, types[0].with_shape(rows, *types[0].shape[1:]), *sources))
     return tuple(names)

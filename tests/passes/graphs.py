@@ -75,7 +75,7 @@ def attention(b: Builder, shape: Llama, i: int, x: str, table: str) -> str:
     def heads(leaf: str, count: int) -> str:
         inputs = [h, weight(b, f"w.{path}.attn.{leaf}", f"{source}.self_attn.{leaf}_proj.weight", count * shape.head_dim, shape.hidden)]
         if shape.biases:
-            inputs.append(weight(b, f"w.{path}.attn.{leaf}_bias", f"{source}.self_attn.{leaf}_proj.bias", count * shape.head_dim))
+            inputs.append(weight(b, f"w.{path}.attn.{leaf}.bias", f"{source}.self_attn.{leaf}_proj.bias", count * shape.head_dim))
         linear = b.add(f"{path}.attn.{leaf}", Linear(), *inputs)
         return b.add(f"{path}.attn.{leaf}_heads", Reshape((-1, count, shape.head_dim)), linear)
 

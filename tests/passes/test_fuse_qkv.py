@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 
 from mlsdc.compiler.graph import Editor, Graph, Weight
+from mlsdc.compiler.ops_core import Reshape
+from mlsdc.compiler.ops_nn import Rope, RopeTable
 from mlsdc.compiler.ops_quant import AppendKvSlice, LinearQ, RopeSlice
 from mlsdc.compiler.types import DType, TensorType
 from tests.passes.graphs import Llama
@@ -27,7 +29,7 @@ def test_computes_the_same(biases: bool, disable: tuple[str, ...]) -> None:
 def test_weight_and_bias_are_stacked_in_the_order_q_k_v() -> None:
     graph, pass_ = before("fuse-qkv", Llama(layers=1, biases=True))
     after = apply(graph, pass_)
-    weight, bias = after["w.layers.0.attn.qkv"], after["w.layers.0.attn.qkv_bias"]
+    weight, bias = after["w.layers.0.attn.qkv"], after["w.layers.0.attn.qkv.bias"]
     assert weight.op == Weight(tuple(f"model.layers.0.self_attn.{x}_proj.weight" for x in "qkv"))
     assert bias.op == Weight(tuple(f"model.layers.0.self_attn.{x}_proj.bias" for x in "qkv"))
     assert (weight.type, bias.type) == (TensorType(DType.Q8, (256, 64)), TensorType(DType.F32, (256,)))
@@ -67,14 +69,29 @@ def first_layer(graph: Graph, edit: str) -> Graph:
         assert isinstance(type_, TensorType)
         editor.retype("w.layers.0.attn.k", type_.with_dtype(DType.Q4))
     elif edit == "a bias on q only":
-        bias = editor.weight("w.layers.0.attn.q_bias", TensorType(DType.F32, (128,)))
+        bias = editor.weight("w.layers.0.attn.q.bias", TensorType(DType.F32, (128,)))
         editor.replace(q.name, LinearQ(bias=True), *q.inputs, bias)
     elif edit == "one weight for k and v":
         editor.replace("layers.0.attn.v", LinearQ(), *k.inputs)
+    elif edit == "a weight that is an output":
+        editor.outputs.append(("extra", k.inputs[1]))
+    elif edit == "a table for q and one for k":
+        table = editor.add("other_table", RopeTable(2.0), *graph["rope_table"].inputs)
+        editor.replace("layers.0.attn.k_rope", Rope(), "layers.0.attn.k_heads", table)
+    elif edit == "half of each head turned":
+        editor.retype("w.inv_freq", TensorType(DType.F32, (8,)))
+    elif edit == "a second candidate for q":
+        twin = editor.add("twin", LinearQ(), q.inputs[0], editor.weight("w.twin", graph[q.inputs[1]].type))
+        twin = editor.add("twin_heads", Reshape((-1, 4, 32)), twin)
+        editor.outputs.append(("extra", editor.add("twin_rope", Rope(), twin, "rope_table")))
     return editor.finish()
 
 
-@pytest.mark.parametrize("edit", ["weights of two dtypes", "a bias on q only", "one weight for k and v"])
+EDITS = ["weights of two dtypes", "a bias on q only", "one weight for k and v", "a weight that is an output", "a table for q and one for k",
+         "half of each head turned", "a second candidate for q"]  # fmt: skip
+
+
+@pytest.mark.parametrize("edit", EDITS)
 def test_leaves_alone(edit: str) -> None:
     graph, pass_ = before("fuse-qkv", Llama(layers=1))
     changed = first_layer(graph, edit)

@@ -46,6 +46,13 @@ def test_leaves_twice_the_same_linear_alone() -> None:
     assert apply(editor.finish(), pass_)["layers.0.mlp.residual"].op == Binary("add")
 
 
+def test_leaves_an_addition_that_broadcasts_alone() -> None:
+    graph, pass_ = before("fuse-residual", Llama(layers=1))
+    editor = Editor(graph)
+    editor.replace("layers.0.mlp.residual", Binary("add"), "w.final_norm", "layers.0.mlp.down")
+    assert apply(editor.finish(), pass_)["layers.0.mlp.residual"].op == Binary("add")
+
+
 def test_leaves_another_operation_alone() -> None:
     graph, pass_ = before("fuse-residual", Llama(layers=1))
     editor = Editor(graph)

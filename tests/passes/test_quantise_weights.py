@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from mlsdc.compiler.graph import Graph
+from mlsdc.compiler.graph import Builder, Graph
+from mlsdc.compiler.ops_nn import Linear
 from mlsdc.compiler.types import DType, TensorType
+from mlsdc.passes.quantise_weights import QuantiseWeights
 from tests.passes.graphs import TINY, Llama
 from tests.passes.steps import also_output, apply, before, golden, ops, relative_error, results
 
@@ -41,7 +43,7 @@ def test_a_tied_table_stays_one_weight() -> None:
 
 def test_norms_and_biases_stay_f32() -> None:
     plain = {name for name, dtype in dtypes(quantised(Llama(layers=1, biases=True))).items() if dtype is DType.F32}
-    assert plain == {"inv_freq", "layers.0.attn_norm", "layers.0.mlp_norm", "final_norm", *(f"layers.0.attn.{x}_bias" for x in "qkv")}
+    assert plain == {"inv_freq", "layers.0.attn_norm", "layers.0.mlp_norm", "final_norm", *(f"layers.0.attn.{x}.bias" for x in "qkv")}
 
 
 def test_int4_keeps_embedding_and_head_at_8_bits() -> None:
@@ -60,6 +62,13 @@ def test_leaves_weights_of_broken_groups_alone() -> None:
     after = apply(graph, pass_)
     assert set(dtypes(after).values()) == {DType.F32, DType.Q8}
     assert {name for name, dtype in dtypes(after).items() if dtype is DType.Q8} == {f"layers.{i}.attn.out" for i in (0, 1)}
+
+
+def test_leaves_a_weight_alone_that_is_multiplied_by_itself() -> None:
+    b = Builder("forward")
+    w = b.weight("w", TensorType(DType.F32, (64, 64)))
+    graph = b.build(y=b.add("y", Linear(), w, w))
+    assert QuantiseWeights().rewrite(graph) == graph
 
 
 def test_leaves_a_weight_alone_that_is_an_output() -> None:
