@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from mlsdc.compiler.graph import Editor, Graph, Node, Weight
-from mlsdc.compiler.ops_core import Binary, GatherRows, Reshape, Unary
+from mlsdc.compiler.ops_core import Binary, GatherRows, Reshape, Slice, Unary
 from mlsdc.compiler.ops_nn import Attention, Embed, Linear, RmsNorm, Rope, RopeTable
 from mlsdc.compiler.pipeline import GraphPass
 from mlsdc.passes.raise_match import binary, first
@@ -68,14 +68,16 @@ class _Names:
         self._mlp(residual, base)
 
     def _projection(self, node: Node, base: str, norm: str) -> None:
-        """Back from an operand of attention: rope, norm of the heads, heads, linear, norm of the layer."""
+        """Back from an operand of attention: rope, norm of the heads, heads, (slice of q, k and v in one,) linear, norm of the layer."""
+        fused = False
         while not isinstance(node.op, Linear):
-            kinds = {Rope: "rope", Reshape: "heads", RmsNorm: "norm"}
+            kinds = {Rope: "rope", Reshape: "heads", RmsNorm: "norm", Slice: "slice"}
             if type(node.op) not in kinds:
                 return
+            fused |= isinstance(node.op, Slice)
             self.put(node, f"{base}_{kinds[type(node.op)]}")
             node = first(self.editor, node)
-        self.put(node, base)
+        self.put(node, base.rpartition(".")[0] + ".qkv" if fused else base)
         before = first(self.editor, node)
         if isinstance(before.op, RmsNorm):
             self.put(before, norm)

@@ -16,17 +16,28 @@ Floats = NDArray[np.float32]
 
 @dataclass(frozen=True)
 class BlockType:
-    """`block` elements of a row are stored in `num_bytes` bytes; `decode` takes u8[blocks, num_bytes] to f32[blocks, block]."""
+    """`block` elements of a row are stored in `num_bytes` bytes; `decode` takes u8[blocks, num_bytes] to f32[blocks, block].
+
+    The first `halves` f16 of a block are its scale and minimum.
+    """
 
     name: str
     block: int
     num_bytes: int
     decode: Callable[[Bytes], Floats]
+    halves: int = 0
 
 
 def dequantise(type_: BlockType, raw: Bytes, shape: tuple[int, ...]) -> Floats:
-    """The values of a tensor of `shape` from its bytes."""
-    return type_.decode(raw.reshape(-1, type_.num_bytes)).reshape(shape)
+    """The values of a tensor of `shape` from its bytes; NaN and infinity where the file says so."""
+    with np.errstate(invalid="ignore", over="ignore"):
+        return type_.decode(raw.reshape(-1, type_.num_bytes)).reshape(shape)
+
+
+def finite_scales(type_: BlockType, raw: Bytes) -> bool:
+    """False if a block's scale or minimum is NaN or infinite."""
+    blocks = raw.reshape(-1, type_.num_bytes)
+    return all(bool(np.isfinite(_half(blocks, 2 * i)).all()) for i in range(type_.halves))
 
 
 def _half(blocks: Bytes, at: int) -> Floats:
@@ -80,11 +91,11 @@ def _by_gguf(name: str) -> Callable[[Bytes], Floats]:
 GGML_TYPES: dict[int, BlockType] = {
     0: BlockType("F32", 1, 4, _f32),
     1: BlockType("F16", 1, 2, _f16),
-    2: BlockType("Q4_0", 32, 18, _q4_0),
-    3: BlockType("Q4_1", 32, 20, _q4_1),
+    2: BlockType("Q4_0", 32, 18, _q4_0, halves=1),
+    3: BlockType("Q4_1", 32, 20, _q4_1, halves=2),
     6: BlockType("Q5_0", 32, 22, _by_gguf("Q5_0")),
     7: BlockType("Q5_1", 32, 24, _by_gguf("Q5_1")),
-    8: BlockType("Q8_0", 32, 34, _q8_0),
+    8: BlockType("Q8_0", 32, 34, _q8_0, halves=1),
     10: BlockType("Q2_K", 256, 84, _by_gguf("Q2_K")),
     11: BlockType("Q3_K", 256, 110, _by_gguf("Q3_K")),
     12: BlockType("Q4_K", 256, 144, _by_gguf("Q4_K")),

@@ -74,12 +74,12 @@ class GgufFile:
                 raise CaptureError(f"{self.where}: tensor '{name}' has ggml type {kind}; known are {known}")
             type_ = GGML_TYPES[kind]
             if shape[-1] % type_.block:
-                raise CaptureError(f"{self.where}: tensor '{name}' has rows of {shape[-1]}, not a multiple of a {type_.name} block of {type_.block}")
+                raise CaptureError(f"{self.where}: tensor '{name}' has rows of {shape[-1]}, {type_.name} blocks have {type_.block}")
             num_bytes = int(np.prod(shape, dtype=object)) // type_.block * type_.num_bytes
             end = start + offset + num_bytes
             if end > len(self._bytes):
                 have = len(self._bytes)
-                raise CaptureError(f"{self.where}: tensor '{name}' ends at byte {end}, the file has {have}: it was cut short; fetch it again")
+                raise CaptureError(f"{self.where}: tensor '{name}' ends at byte {end}, the file has {have}: cut short; fetch it again")
             self.tensors[name] = GgufTensor(name, shape, type_, start + offset, num_bytes)
 
     def _tensor_info(self) -> tuple[str, tuple[int, ...], int, int]:

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mlsdc.compiler.capture.gguf_blocks import dequantise
+from mlsdc.compiler.capture.gguf_blocks import dequantise, finite_scales
 from mlsdc.compiler.capture.gguf_file import GgufFile, GgufTensor
 from mlsdc.compiler.capture.gguf_tokenizer import tokenizer_json
-from mlsdc.compiler.capture.source import Blocks, ModelSource, checked
+from mlsdc.compiler.capture.source import Blocks, ModelSource, checked, not_finite
 from mlsdc.compiler.errors import CaptureError
 
 ARCHITECTURES = ("llama", "qwen2", "qwen3")
@@ -86,7 +86,10 @@ class GgufWeights:
         tensor = self._tensor(name)
         if tensor.type.block == 1:
             return None
-        rows = self._file.raw(tensor.name).reshape(-1, tensor.shape[-1] // tensor.type.block * tensor.type.num_bytes)
+        raw = self._file.raw(tensor.name)
+        if not finite_scales(tensor.type, raw):
+            raise not_finite(self._file.where, name)
+        rows = raw.reshape(-1, tensor.shape[-1] // tensor.type.block * tensor.type.num_bytes)
         return Blocks(tensor.type.name, tensor.shape, self._ordered(name, rows))
 
     def _ordered(self, name: str, rows: NDArray[Any]) -> NDArray[Any]:
@@ -129,7 +132,7 @@ def config_from(file: GgufFile) -> dict[str, Any]:
         raise CaptureError(f"{file.where}: architecture '{architecture}' cannot be captured from GGUF; known are {known}")
     metadata = _Metadata(file, architecture)
     if "rope_freqs.weight" in file.tensors:
-        raise CaptureError(f"{file.where}: tensor 'rope_freqs.weight' scales RoPE, which is read from config.json only; use the Hugging Face directory")
+        raise CaptureError(f"{file.where}: tensor 'rope_freqs.weight' scales RoPE and is not read from GGUF; use a Hugging Face directory")
     scaling = metadata.get("rope.scaling.type") if metadata.has("rope.scaling.type") else "none"
     if scaling != "none":
         raise CaptureError(f"{file.where}: '{architecture}.rope.scaling.type' is '{scaling}'; use the Hugging Face directory instead")
@@ -155,7 +158,15 @@ def config_from(file: GgufFile) -> dict[str, Any]:
 
 
 def gguf_source(path: Path, label: str) -> ModelSource:
+    """Open a GGUF file. Raises CaptureError for one that is cut short, malformed, or of an unknown architecture or tokenizer."""
     file = GgufFile(path)
+    try:
+        return _source(file, path, label)
+    except (ValueError, TypeError, KeyError, IndexError, AttributeError, ArithmeticError) as error:
+        raise CaptureError(f"{file.where}: metadata is malformed ({type(error).__name__}: {error})") from None
+
+
+def _source(file: GgufFile, path: Path, label: str) -> ModelSource:
     config = config_from(file)
     heads = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}
     metadata = file.metadata

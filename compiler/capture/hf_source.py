@@ -55,6 +55,7 @@ class HfWeights:
 
 
 def hf_source(directory: Path, label: str) -> ModelSource:
+    """Open a directory. Raises CaptureError for files that are missing, cut short or malformed."""
     config = _json(directory, "config.json")
     for key in ("model_type", "vocab_size"):
         if key not in config:

@@ -33,7 +33,10 @@ class WeightSource(Protocol):
         """The tensor's values, exactly. Raises CaptureError naming file and tensor for values that are not finite."""
 
     def block(self, name: str) -> Blocks | None:
-        """The tensor's stored blocks where the checkpoint is quantised (for repacking without requantising), else None."""
+        """The tensor's stored blocks where the checkpoint is quantised (for repacking without requantising), else None.
+
+        Raises CaptureError for scales that are not finite.
+        """
 
 
 @dataclass(frozen=True)
@@ -88,5 +91,9 @@ class WithConstants:
 def checked(values: NDArray[np.float32], where: str, name: str) -> NDArray[np.float32]:
     """`values`, or a CaptureError if any is NaN or infinite: a corrupt file must not become an artifact."""
     if not np.isfinite(values).all():
-        raise CaptureError(f"{where}: tensor '{name}' has values that are not finite; the file is corrupt")
+        raise not_finite(where, name)
     return values
+
+
+def not_finite(where: str, name: str) -> CaptureError:
+    return CaptureError(f"{where}: tensor '{name}' has values that are not finite; the file is corrupt")

@@ -135,6 +135,10 @@ def export_graph(
     module: nn.Module, max_tokens: int, name: str, buffers: Mapping[str, torch.Tensor]
 ) -> tuple[Graph, dict[str, NDArray[np.float32]]]:
     """The core-op graph of a module and the constants it needs beside its parameters. `buffers` are values for meta buffers."""
+    for path, parameter in module.named_parameters():
+        if parameter.is_floating_point() and parameter.dtype is not torch.float32:
+            kind = str(parameter.dtype).removeprefix("torch.")
+            raise CaptureError(f"{type(module).__name__}: parameter '{path}' is {kind}; capture the module in float32: module.float()")
     devices = {tensor.device for tensor in (*module.parameters(), *module.buffers())} or {torch.device("cpu")}
     tokens = torch.zeros(1, _EXAMPLE_LENGTH, dtype=torch.int64, device=sorted(devices, key=str)[-1])
     accepted = inspect.signature(module.forward).parameters
@@ -348,5 +352,6 @@ def _is_assert(node: fx.Node) -> bool:
 
 def _described(node: fx.Node) -> str:
     kind = overload(node)
-    near = "" if kind in RULES else ", ".join(difflib.get_close_matches(kind, RULES, 1, cutoff=0.3))
-    return f"{node.name} ({kind} in {_module_path(node) or 'the module'}" + (f"; the nearest rule is {near})" if near else ")")
+    rules = {name.split(".")[0] for name in RULES}
+    near = [] if kind in RULES else difflib.get_close_matches(kind.split(".")[0], sorted(rules), 1, cutoff=0.3)
+    return f"{node.name} ({kind} in {_module_path(node) or 'the module'}" + (f"; the nearest rule is for {near[0]})" if near else ")")
