@@ -87,6 +87,8 @@ class FakeMemory(LevelMemory):
         self.rows_run.append(rows)
         runs = [(int(b.seq_row[s]), int(b.seq_rows[s])) for s in range(seqs)]
         assert runs == _runs(b.row_seq[:rows].tolist()), "rows of a sequence are contiguous"
+        assert 0 <= b.tokens[:rows].min() <= b.tokens[:rows].max() < self.vocab, "a row's token has an embedding"
+        assert b.positions[:rows].max() < b.limits.max_model_len, "a row's position has an angle"
         own = np.empty(rows, np.int64)
         for row in range(rows):  # write all keys first, as each layer does
             seq, slot, position = int(b.row_seq[row]), int(b.row_slot[row]), int(b.positions[row])

@@ -66,10 +66,11 @@ def test_max_tokens_is_exact_for_every_block(drafts: int, count: int) -> None:
 
 
 @pytest.mark.parametrize("drafts", [0, 1, 3, 8])
-def test_the_context_is_used_to_its_last_token(drafts: int) -> None:
-    engine = make_engine(LEVELS["oracle"](), drafts=drafts, max_model_len=30)
+@pytest.mark.parametrize("context", range(21, 32))
+def test_the_context_is_used_to_its_last_token_and_no_further(drafts: int, context: int) -> None:
+    engine = make_engine(LEVELS["oracle"](), drafts=drafts, max_model_len=context)
     (result,) = engine.generate([[1, 2]])
-    assert result.token_ids == continuation([1, 2], 28)
+    assert result.token_ids == continuation([1, 2], context - 2)
     assert result.finish_reason == "length"
 
 
@@ -132,6 +133,13 @@ def test_no_part_of_a_stop_string_is_ever_shown(text: str, stop: str) -> None:
         assert expected.startswith(shown)
         if request.finished:
             break
+
+
+def test_stop_strings_are_not_looked_for_in_the_first_min_tokens() -> None:
+    request = request_of(SamplingParams(stop=("b",), min_tokens=3))
+    commit_tokens(request, TOKENIZER.encode("abbbb"))
+    assert "".join(request.text) == "abb"
+    assert request.output == TOKENIZER.encode("abbb")
 
 
 def test_a_stop_string_across_token_borders_ends_the_request() -> None:

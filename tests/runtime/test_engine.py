@@ -159,6 +159,15 @@ def test_on_token_brings_every_prompts_tokens() -> None:
     assert sorted(ends) == [0, 1, 2]
 
 
+def test_the_finish_reason_comes_once() -> None:
+    engine = make_engine()
+    request = engine.submit([1], few(3))
+    while engine.step():
+        pass
+    request.publish()
+    assert [request.take(), request.take()] == [Delta("", continuation([1], 3), "length"), Delta("", [], None)]
+
+
 def test_leaving_a_stream_early_frees_its_pages() -> None:
     engine = make_engine(random_trees(0))
     for _ in engine.stream([1, 2, 3], few(50)):
@@ -286,6 +295,16 @@ def test_drafts_leave_room_for_a_waiting_prompt() -> None:
     for _ in range(6):
         engine.step()
     assert late.num_output > 0
+
+
+def test_prompts_that_end_together_wait_for_logit_rows() -> None:
+    engine = make_engine(LEVELS["oracle"](), max_num_seqs=6, max_logit_rows=6)
+    prompts = [[i] for i in range(6)]
+    first = engine.submit(prompts[0], few(30))
+    engine.step()
+    results = engine.generate(prompts[1:], few())
+    assert [r.token_ids for r in results] == [continuation(p, 10) for p in prompts[1:]]
+    assert engine.wait(first).token_ids == continuation(prompts[0], 30)
 
 
 def test_requests_are_admitted_in_order() -> None:
