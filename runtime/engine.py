@@ -418,9 +418,9 @@ def _pool_pages(manifest: Manifest, num_pages: int | None, kv_pool_bytes: int | 
         raise ArtifactError(f"manifest.json: level '{manifest.target_level.name}' has no KV geometry; compile again")
     each = limits.pages_per_seq(geometry.page_size) + limits.scratch_pages(geometry.page_size)
     if kv_pool_bytes is None:
-        kv_pool_bytes = manifest.kv_pool_bytes
+        kv_pool_bytes = manifest.target_level.params.get("kv_pool_bytes")
     if num_pages is None and kv_pool_bytes is not None:
-        num_pages = min(kv_pool_bytes // geometry.page_bytes, limits.max_num_seqs * each)
+        num_pages = kv_pool_bytes // geometry.page_bytes
     if num_pages is None:
         num_pages = max(each, min(limits.max_num_seqs * each, _memory_bytes() // 4 // geometry.page_bytes))
     least = 1 + limits.scratch_pages(geometry.page_size)

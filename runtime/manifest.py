@@ -89,7 +89,6 @@ class Manifest:
     tools: Mapping[str, str]
     world_size: int = 1
     rank: int = 0
-    kv_pool_bytes: int | None = None  # what model.yaml's memory.kv_pool asks for; Engine.load's own arguments go before it
     format: int = FORMAT
 
     @property
@@ -124,7 +123,6 @@ class Manifest:
                 tools=raw["tools"],
                 world_size=raw["world_size"],
                 rank=raw["rank"],
-                kv_pool_bytes=raw.get("kv_pool_bytes"),
                 format=raw["format"],
             )
         except ArtifactError:
