@@ -74,14 +74,20 @@ def resources(cubin: Path, tools: Path) -> Resources:
     """Registers, frame, static shared memory and spills of a file with one kernel, by cuobjdump and nvdisasm in `tools`."""
     usage = _run(tools / "cuobjdump", "--dump-resource-usage", cubin)
     numbers = {name: int(value) for name, value in re.findall(r"\b(REG|STACK|SHARED):(\d+)", usage)}
-    opcodes = sass(cubin, tools)
-    return Resources(numbers["REG"], numbers["STACK"], numbers["SHARED"], opcodes["LDL"] + opcodes["STL"])
+    code = sass(cubin, tools)
+    return Resources(numbers["REG"], numbers["STACK"], numbers["SHARED"], count(code, "LDL") + count(code, "STL"))
 
 
 def sass(cubin: Path, tools: Path) -> Counter[str]:
-    """How often each opcode stands in the machine code (`HMMA`, `LDGSTS`, ...), without its modifiers."""
+    """How often each instruction stands in the machine code, with its modifiers: `LDGSTS.E.BYPASS.128`."""
     text = _run(tools / "nvdisasm", "-c", cubin)
-    return Counter(re.findall(r"^\s*/\*[0-9a-f]+\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_]*)", text, re.MULTILINE))
+    return Counter(re.findall(r"^\s*/\*[0-9a-f]+\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_.]*)", text, re.MULTILINE))
+
+
+def count(code: Counter[str], opcode: str, modifier: str = "") -> int:
+    """Instructions with this opcode, of those with this modifier if one is given."""
+    names = [(name.split("."), times) for name, times in code.items()]
+    return sum(times for (first, *rest), times in names if first == opcode and (not modifier or modifier in rest))
 
 
 def _run(*command: object) -> str:

@@ -11,8 +11,8 @@ from mlsdc.targets.protocol import KernelSpec
 from mlsdc.targets.triton_build import TEMPLATES
 
 DIGESTS = {
-    "attend_split": "77af4671993cda3d2d536c90ee77a77f616b089faec4b2313faca9b1af09829c",
-    "attend_combine": "cb0ba4b90fc1a7251cfc9d8f655a13d4480b3ad49e5e457725c299bf23f392ad",
+    "attend_split": "75898a896b3495f858f727b3beed1118056892378b86138636683da3e3982d2f",
+    "attend_combine": "5601aca69c362f643a5e1de4dffd0fb397e9b9d293d2abb03f08923b9b84f271",
 }
 
 

@@ -27,7 +27,8 @@ POISON = 0xFF  # every byte of a free slot: NaN in bf16, f16, f32 and e4m3
 class Sequence:
     """Keys and values by position (`keys[ctx, kv_heads, d]`) and by scratch slot, and the rows to attend with their q[rows, heads, d].
 
-    A row is (slot, position, ancestor word). A prefilled sequence has no slots, its rows have slot -1 and word 0, and its keys include those of its rows.
+    A row is (slot, position, ancestor word). A prefilled sequence has no slots, its rows have slot -1 and word 0, and its keys include
+    those of its rows.
     """
 
     keys: Array

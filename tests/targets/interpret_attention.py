@@ -21,7 +21,7 @@ from mlsdc.compiler.graph import Builder, Graph
 from mlsdc.compiler.ops_kv import PagedAttention
 from mlsdc.compiler.types import Dim, DType, KvType, TensorType, TreeType
 from mlsdc.runtime.program import InputArg, PoolArg
-from mlsdc.runtime.step import Limits
+from mlsdc.runtime.step import INPUTS, Limits
 from mlsdc.targets.nvidia import NvidiaTarget
 from mlsdc.targets.protocol import Call, Lowering, TempRef, ValueRef
 from mlsdc.targets.triton_build import render
@@ -57,7 +57,8 @@ def attention_graph(shape: Shape, limits: Limits, quantise: bool = False) -> Gra
     q = graph.input("q", TensorType(DType.F32, (rows, shape.heads, shape.head_dim)))
     kv = graph.input("kv", KvType(shape.format, shape.page_size, shape.num_layers, shape.kv_heads, shape.head_dim))
     tree = graph.input("tree", TreeType())
-    return graph.build(out=graph.add("attend", PagedAttention(shape.layer, shape.scale, shape.window, shape.softcap, quantise), q, kv, tree))
+    op = PagedAttention(shape.layer, shape.scale, shape.window, shape.softcap, quantise)
+    return graph.build(out=graph.add("attend", op, q, kv, tree))
 
 
 def lowered(shape: Shape, limits: Limits, gpu: str = "h100", quantise: bool = False) -> Lowering:
@@ -71,7 +72,7 @@ class Memory:
     """Arrays between guard zones, found again by what a call's argument names."""
 
     def __init__(self, case: Case, lowering: Lowering) -> None:
-        inputs = {"q": case.q, "pool": case.pool, **{name: getattr(case.buffers, name) for name in vars(case.buffers) if name not in ("limits", "page_size")}}
+        inputs = {"q": case.q, "pool": case.pool, **{name: getattr(case.buffers, name) for name in INPUTS}}
         self.before = {name: array.copy().reshape(-1).view(np.uint8) for name, array in inputs.items()}
         sizes = {"result": lowering.result_bytes, **lowering.temps}
         self.raw = {name: np.full(2 * GUARD + len(data), POISON, np.uint8) for name, data in self.before.items()}

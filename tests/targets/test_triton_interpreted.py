@@ -7,6 +7,7 @@ import os
 import pickle
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import pytest
 from mlsdc.compiler.quantise import quantise_a8
 from mlsdc.runtime.kv_format import from_bf16, to_bf16
 from mlsdc.targets.triton_checked import DIGESTS, digest
-from tests.targets.attention_vectors import LIMITS, Case, Sequence, Shape, drafted, lay_out, prefilled, random_batch
+from tests.targets.attention_vectors import LIMITS, Case, Sequence, Shape, drafted, lay_out, prefilled, random_batch, random_parents
 from tests.targets.interpret_attention import Job, Outcome
 
 pytest.importorskip("triton", reason="triton is not installed (pip install mlsdc[nvidia])")
@@ -31,7 +32,8 @@ SHAPES = {
 }
 SMALL = Shape(2, 1, 64, page_size=16)
 PARENTS = (-1, 0, 0, 1, -1, 3, 2)  # seven nodes, four deep, with siblings
-RAGGED = 7
+TINY = Shape(1, 1, 32, page_size=16, num_layers=1, layer=0)
+WIDE = replace(LIMITS, max_num_batched_tokens=64, max_tree_nodes=63, max_num_seqs=1)
 
 
 def rng(seed: int) -> np.random.Generator:
@@ -49,8 +51,9 @@ def jobs() -> list[Job]:
     batch = lay_out(SMALL, [tree, chunk, decode])
     found += [Job("batch", batch), Job("a8", batch, quantise=True)]
     found += [Job(f"first {m} rows", lay_out(SMALL, [tree.only(range(m))], pages_seed=m)) for m in range(1, 9)]
+    found += [Job("full tree", lay_out(TINY, [drafted(rng(4), TINY, 30, random_parents(rng(5), 63))], limits=WIDE))]
     found += [Job("elsewhere", lay_out(SMALL, [decode, chunk, tree], pages_seed=99))]
-    found += [Job("chunks", lay_out(SMALL, [chunk.only(range(4)), chunk.only(range(4, RAGGED)), chunk.only(range(RAGGED, 11))]))]
+    found += [Job("chunks", lay_out(SMALL, [chunk.only(range(4)), chunk.only(range(4, 7)), chunk.only(range(7, 11))]))]
     found += [Job("committed", lay_out(SMALL, [tree.committed(row) for row in (1, 4, 6, 7)] + [decode.committed(0)]))]
     return found
 
@@ -82,7 +85,7 @@ def run(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
     return Run(*pickle.loads(target.read_bytes()))
 
 
-@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("name", [*SHAPES, "batch", "full tree"])
 def test_attention_equals_the_float64_reference(run: Run, name: str) -> None:
     expected = run.cases[name].expected
     error = np.linalg.norm(run.rows(name) - expected) / np.linalg.norm(expected)
