@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from mlsdc.compiler.graph import Editor, Graph, Node, Weight
@@ -37,11 +36,11 @@ class RaiseNames(GraphPass):
             names.layer(index, name)
         names.ends(graph)
         names.weights(graph)
-        return names.apply()
+        return names.apply(graph)
 
 
 class _Names:
-    """Collects old name -> new name, then renames at once, so that no name is taken on the way."""
+    """Collects old name -> new name, then renames at once: old and new names may overlap."""
 
     def __init__(self, editor: Editor) -> None:
         self.editor = editor
@@ -129,17 +128,21 @@ class _Names:
                 if isinstance(weight.op, Weight) and len(node.inputs) > 1:
                     self.put(weight, f"w.{path}.bias" if at == 2 else f"w.{path}")
 
-    def apply(self) -> Graph:
-        """Rename through names nothing has, since old and new names may overlap."""
-        for old in self.new:
-            self.editor.rename(old, f"?{old}")
+    def apply(self, graph: Graph) -> Graph:
+        """The graph under its new names; a name that another node keeps gets a number."""
+        taken = {node.name for node in graph if node.name not in self.new}
+        names = {node.name: node.name for node in graph}
         for old, new in self.new.items():
             free, count = new, 1
-            while free in self.editor.nodes:
+            while free in taken:
                 count += 1
-                free = f"{re.sub(r'_[0-9]+$', '', new)}_{count}"
-            self.editor.rename(f"?{old}", free)
-        return self.editor.finish()
+                free = f"{new}.{count}"
+            taken.add(free)
+            names[old] = free
+        nodes = tuple(replace(node, name=names[node.name], inputs=tuple(names[value] for value in node.inputs)) for node in graph)
+        renamed = Graph(graph.name, nodes, tuple((result, names[value]) for result, value in graph.outputs))
+        renamed.verify()
+        return renamed
 
     def _next(self, node: Node | None, kind: type) -> Node | None:
         """The one user of `node`, if it is of that kind."""

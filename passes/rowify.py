@@ -95,6 +95,8 @@ class _Rows:
                 continue
             if bad.intersection(node.inputs):
                 bad.add(node.name)
+                if type(node.op) not in _RULES:
+                    mixed.append(node)
                 continue
             if isinstance(node.op, Positions):
                 self.env[node.name] = positions
@@ -278,7 +280,11 @@ def _row_shape(node: Node) -> tuple[int, ...]:
 
 
 def _unraised(graph: str, nodes: list[Node]) -> str:
-    """One line: which nodes mix rows, and the equation that would have to hold for the first of them."""
+    """One line: which nodes mix rows, and the equation that would have to hold for the first of them.
+
+    Nodes that always mix rows come first: a reshape that does so is there for one of them.
+    """
+    nodes = sorted(nodes, key=lambda node: type(node.op) in _RULES)
     shown = ", ".join(f"%{node.name} ({node.op.opname}{', from ' + node.origin if node.origin else ''})" for node in nodes[:4])
     more = f" and {len(nodes) - 4} more" if len(nodes) > 4 else ""
     nearest = next((rule.equation for node in nodes for rule in _NEAREST.get(type(node.op), ())), None)

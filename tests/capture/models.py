@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,13 +16,18 @@ from mlsdc.compiler.capture.torch_export import Captured, capture_module
 from mlsdc.compiler.graph import Graph, Node, Weight
 from mlsdc.compiler.interpret import interpret
 from mlsdc.compiler.pipeline import GraphPass
+from mlsdc.passes.eliminate_common import EliminateCommon
+from mlsdc.passes.eliminate_dead import EliminateDead
+from mlsdc.passes.fold_constants import FoldConstants
 from mlsdc.passes.raise_attention import RaiseAttention
 from mlsdc.passes.raise_names import RaiseNames
 from mlsdc.passes.raise_norm import RaiseNorm
 from mlsdc.passes.raise_rope import RaiseRope
 from mlsdc.passes.rowify import Rowify
 
-RAISING: tuple[GraphPass, ...] = (RaiseNorm(), RaiseRope(), RaiseAttention(), Rowify(64, 32), RaiseNames())
+RAISING: tuple[GraphPass, ...] = (
+    FoldConstants(), EliminateCommon(), EliminateDead(), RaiseNorm(), RaiseRope(), RaiseAttention(), Rowify(64, 32), RaiseNames()
+)  # fmt: skip
 
 _BASE: dict[str, Any] = {
     "vocab_size": 96, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -29,6 +35,7 @@ _BASE: dict[str, Any] = {
 }  # fmt: skip
 
 CONFIGS: dict[str, transformers.PretrainedConfig] = {
+    "one-layer": transformers.LlamaConfig(**_BASE | {"num_hidden_layers": 1}, tie_word_embeddings=True),
     "llama": transformers.LlamaConfig(**_BASE, tie_word_embeddings=True),
     "llama-biases-untied": transformers.LlamaConfig(
         **_BASE | {"num_attention_heads": 6, "hidden_size": 48, "num_key_value_heads": 3}, attention_bias=True, mlp_bias=True),
@@ -53,6 +60,13 @@ def spread(model: nn.Module) -> nn.Module:
             nn.init.normal_(parameter, 1.0, 0.3)
         parameter.requires_grad_(False)
     return model
+
+
+@functools.cache
+def captured_hf(name: str, attention: str = "sdpa") -> tuple[nn.Module, Captured]:
+    """The family's model and its capture, made once."""
+    model = hf_model(name, attention)
+    return model, captured(model)
 
 
 def captured(model: nn.Module) -> Captured:

@@ -17,7 +17,8 @@ from mlsdc.compiler.ops_capture import CausalMask
 from mlsdc.compiler.text import parse_graph, print_graph
 from mlsdc.compiler.types import Dim
 from tests.capture.gguf_files import write
-from tests.capture.models import CONFIGS, captured, hf_model, own_model, raised, run
+from tests.capture.models import CONFIGS, captured, captured_hf, hf_model, own_model, raised, run
+from tests.passes.captured import check_golden
 
 TOLERANCE = 1e-4
 
@@ -26,8 +27,7 @@ TOLERANCE = 1e-4
 @pytest.mark.parametrize("name", CONFIGS)
 @torch.no_grad()
 def test_hugging_face_models_keep_their_logits_captured_and_raised(name: str, attention: str) -> None:
-    model = hf_model(name, attention)
-    source = captured(model)
+    model, source = captured_hf(name, attention)
     tokens = torch.randint(0, 96, (13,), generator=torch.Generator().manual_seed(1))
     wanted = model(tokens[None]).logits[0]
     assert (run(source, source.graph, tokens) - wanted).abs().max() < TOLERANCE
@@ -46,33 +46,39 @@ def test_a_module_written_another_way_keeps_its_logits_captured_and_raised(fused
 
 
 def test_the_length_is_symbolic() -> None:
-    graph = captured(hf_model("llama")).graph
+    graph = captured_hf("llama")[1].graph
     assert [str(node.type) for node in graph.inputs()] == ["i32[1, seq]"]
     assert graph["tokens"].type.shape[1] == Dim("seq", 1, 256)  # type: ignore[union-attr]
 
 
 def test_tied_embeddings_are_one_weight_used_twice() -> None:
-    graph = captured(hf_model("llama")).graph
+    graph = captured_hf("llama")[1].graph
     assert sorted(graph.users["w.model.embed_tokens.weight"]) == ["lm_head", "model.embed_tokens"]
 
 
 def test_nodes_are_named_after_modules_and_say_where_they_come_from() -> None:
-    graph = captured(hf_model("llama")).graph
+    graph = captured_hf("llama")[1].graph
     assert graph["model.layers.1.mlp.up_proj"].origin == "model.layers.1.mlp.up_proj linear.default"
     assert graph["model.layers.1.mlp.mul"].origin == "model.layers.1.mlp mul.Tensor"
 
 
 def test_names_are_the_same_every_time() -> None:
-    assert captured(hf_model("llama")).graph == captured(hf_model("llama")).graph
+    assert captured(hf_model("one-layer")).graph == captured_hf("one-layer")[1].graph
 
 
 def test_a_sliding_window_is_recognised_by_its_values() -> None:
-    masks = [node.op for node in captured(hf_model("mistral-window")).graph if isinstance(node.op, CausalMask)]
+    masks = [node.op for node in captured_hf("mistral-window")[1].graph if isinstance(node.op, CausalMask)]
     assert masks == [CausalMask(window=5)]
 
 
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_golden(attention: str) -> None:
+    """What the raising passes' own tests start from is what a capture gives today."""
+    check_golden(f"captured-{attention}", captured_hf("one-layer", attention)[1].graph)
+
+
 def test_the_graph_survives_as_text() -> None:
-    graph = captured(hf_model("llama", "eager")).graph
+    graph = captured_hf("llama", "eager")[1].graph
     assert parse_graph(print_graph(graph)) == graph
 
 
@@ -92,15 +98,15 @@ def test_every_weight_of_the_graph_can_be_read(tmp_path: Path) -> None:
 
 
 def test_a_tensor_the_checkpoint_lacks_is_named() -> None:
-    wanted = captured(hf_model("qwen2")).graph
+    wanted = captured_hf("qwen2")[1].graph
     with pytest.raises(CaptureError, match=r"^ckpt: has no tensor 'model\.layers\.0\.self_attn\.q_proj\.bias'; the nearest is '"):
-        check_weights(wanted, captured(hf_model("llama")).weights, "ckpt")
+        check_weights(wanted, captured_hf("llama")[1].weights, "ckpt")
 
 
 def test_a_tensor_of_another_shape_is_named() -> None:
-    wanted = captured(hf_model("llama")).graph
+    wanted = captured_hf("llama")[1].graph
     with pytest.raises(CaptureError, match=r"k_proj\.weight' has shape \[64, 64\], the model expects \[32, 64\]"):
-        check_weights(wanted, captured(hf_model("llama-no-groups")).weights, "ckpt")
+        check_weights(wanted, captured_hf("llama-no-groups")[1].weights, "ckpt")
 
 
 def test_an_unknown_model_type_is_one_line() -> None:
