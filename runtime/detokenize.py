@@ -35,7 +35,7 @@ class Vocabulary:
     def __init__(self, tokenizer: HfTokenizer) -> None:
         """Raises ArtifactError for a decoder that cannot be streamed exactly."""
         self.tokenizer = tokenizer
-        decoder = json.loads(tokenizer.to_str()).get("decoder") or {}
+        decoder = json.loads(tokenizer.decoder.__getstate__()) if tokenizer.decoder else {}  # the library's way to its JSON
         self.special = frozenset(i for i, token in tokenizer.get_added_tokens_decoder().items() if token.special)
         self._bytes: dict[int, bytes] = {}
         self._make: Callable[[frozenset[int]], Detokenizer]
