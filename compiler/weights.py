@@ -10,15 +10,17 @@ import numpy.typing as npt
 from mlsdc.compiler.capture.source import Blocks, WeightSource
 from mlsdc.compiler.errors import CompileError
 from mlsdc.compiler.graph import Node, Weight
-from mlsdc.compiler.quantise import Q8, q8_from_gguf, quantise_q8
-from mlsdc.compiler.types import DType, TensorType
+from mlsdc.compiler.quantise import Q4, Q8, q4_from_gguf, q8_from_gguf, quantise_q8
+from mlsdc.compiler.types import GROUP, DType, TensorType
 
 Array = npt.NDArray[Any]
 ROWS = 4096  # quantised at a time, so that the temporaries stay small beside the tensor
+CANDIDATES = 8  # scales tried for each group of a 4-bit source
 
 
 def read_weight(node: Node, weights: WeightSource) -> Array | Q8:
-    """f32[n, k] (or [n]), or q8[n, k]; several sources are stacked along axis 0. Q8_0 blocks keep their codes and scales.
+    """f32[n, k] (or [n]), or q8[n, k]; several sources are stacked along axis 0. Q8_0 blocks keep their codes and scales,
+    Q4_1 blocks their grid (`q8_on_grid`).
 
     Raises CaptureError for a tensor that cannot be read, CompileError for a type that weights cannot have.
     """
@@ -38,5 +40,41 @@ def _read_q8(name: str, weights: WeightSource) -> list[Q8]:
     if blocks is not None and blocks.kind == "Q8_0":
         n, k = blocks.shape
         return [q8_from_gguf(blocks.rows, (n, k))]
+    if blocks is not None and blocks.kind == "Q4_1":
+        n, k = blocks.shape
+        rows = blocks.rows.reshape(n, -1)
+        return [q8_on_grid(q4_from_gguf(part, (len(part), k))) for part in (rows[start : start + ROWS] for start in range(0, n, ROWS))]
     values = weights.read(name)
     return [quantise_q8(values[start : start + ROWS]) for start in range(0, len(values), ROWS)]
+
+
+def q8_on_grid(w: Q4) -> Q8:
+    """q4 as q8 with scale d / k, k whole: then `d * q + m = scale * (k * q + m / scale)`, and only m's place on the finer grid is rounded.
+
+    Of the CANDIDATES largest k, each group takes the one with the least error. That is a quarter of the squared error of quantising the
+    values afresh. Groups that no k fits (one value only) are quantised afresh.
+    """
+    d, m = w.scales.astype(np.float32), w.mins.astype(np.float32)
+    best_error, best_scale = np.full_like(d, np.inf), np.zeros_like(d)
+    best_k, best_offset = np.zeros_like(d), np.zeros_like(d)
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        largest = np.floor(127 * d / np.maximum(np.abs(m), np.abs(15 * d + m)))
+        for step in range(CANDIDATES):
+            k = largest - step
+            scale = (d / k).astype(np.float16).astype(np.float32)
+            offset = np.rint(m / scale)
+            fits = (k >= 1) & (scale > 0) & (np.abs(offset) <= 127) & (np.abs(offset + 15 * k) <= 127)
+            slope, shift = scale * k - d, scale * offset - m
+            error = (shift + 7.5 * slope) ** 2 + 21.25 * slope**2  # mean square over q = 0..15
+            better = fits & (error < best_error)
+            for best, found in ((best_error, error), (best_scale, scale), (best_k, k), (best_offset, offset)):
+                np.copyto(best, found, where=better)
+    grouped = w.codes.reshape(*d.shape, GROUP)
+    codes = (grouped * best_k.astype(np.int16)[..., None] + best_offset.astype(np.int16)[..., None]).astype(np.int8)
+    scales = best_scale.astype(np.float16)
+    left = ~np.isfinite(best_error)
+    if left.any():
+        fresh = quantise_q8(w.dequantise())
+        codes[left] = fresh.codes.reshape(*d.shape, GROUP)[left]
+        scales[left] = fresh.scales[left]
+    return Q8(codes.reshape(w.codes.shape), scales)
