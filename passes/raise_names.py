@@ -9,6 +9,7 @@ from mlsdc.compiler.graph import Editor, Graph, Node, Weight
 from mlsdc.compiler.ops_core import Binary, GatherRows, Reshape, Slice, Unary
 from mlsdc.compiler.ops_nn import Attention, Embed, Linear, RmsNorm, Rope, RopeTable
 from mlsdc.compiler.pipeline import GraphPass
+from mlsdc.compiler.rewrite import note
 from mlsdc.passes.raise_match import binary, first
 
 
@@ -34,6 +35,7 @@ class RaiseNames(GraphPass):
         names = _Names(Editor(graph))
         for index, name in enumerate(attentions):
             names.layer(index, name)
+            note("attention and its neighbours => layers.i", graph.name, f"layers.{index}.attn.attend")
         names.ends(graph)
         names.weights(graph)
         return names.apply(graph)

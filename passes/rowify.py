@@ -28,6 +28,7 @@ from mlsdc.compiler.ops_core import (
 )
 from mlsdc.compiler.ops_nn import Attention, Embed, Linear, RmsNorm, Rope, RopeTable
 from mlsdc.compiler.pipeline import GraphPass
+from mlsdc.compiler.rewrite import note
 from mlsdc.compiler.types import Dim, DType, Size, TensorType
 from mlsdc.passes import raise_attention, raise_norm, raise_rope
 
@@ -64,7 +65,9 @@ class Rowify(GraphPass):
         tokens = graph.by_name.get("tokens")
         if tokens is None or not isinstance(tokens.type, TensorType) or tokens.type.rank != 2 or "logits" not in dict(graph.outputs):
             return graph
-        return _Rows(graph, self).build()
+        rows = _Rows(graph, self).build()
+        note("tokens[1, seq] => rows", graph.name, "tokens")
+        return rows
 
 
 class MixesRows(Exception):

