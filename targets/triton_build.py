@@ -22,6 +22,7 @@ from mlsdc.runtime.step import BLOCK, Header
 from mlsdc.targets.hardware import Gpu
 from mlsdc.targets.protocol import KernelSpec
 from mlsdc.templates import params_triton
+from mlsdc.templates.render import environment
 
 TEMPLATES = Path(params_triton.__file__).parent / "triton"
 TRITON_VERSION = "3.9.0"
@@ -45,16 +46,11 @@ class Compiled:
     shared_bytes: int
 
 
-def environment() -> jinja2.Environment:
-    return jinja2.Environment(
-        loader=jinja2.FileSystemLoader(TEMPLATES), undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True,
-        keep_trailing_newline=True)
-
-
 def render(spec: KernelSpec) -> str:
     """The kernel's source. Raises CompileError naming the kernel where the template asks for what the parameters lack."""
     try:
-        return environment().get_template(f"{spec.template}.py.jinja").render(params=spec.params, header=Header, block=BLOCK, lanes=LANES)
+        template = environment().get_template(f"triton/{spec.template}.py.jinja")
+        return template.render(params=spec.params, header=Header, block=BLOCK, lanes=LANES)
     except jinja2.TemplateError as error:
         raise CompileError(f"{spec.key}: templates/triton/{spec.template}.py.jinja: {type(error).__name__}: {error}") from None
 

@@ -11,14 +11,16 @@ from mlsdc.targets.protocol import KernelSpec
 from mlsdc.targets.triton_build import TEMPLATES
 
 DIGESTS = {
-    "attend_split": "75898a896b3495f858f727b3beed1118056892378b86138636683da3e3982d2f",
-    "attend_combine": "5601aca69c362f643a5e1de4dffd0fb397e9b9d293d2abb03f08923b9b84f271",
+    "attend_split": "dfafaa359fdaab6172f732e525f62edcfe2009b93cf9387bbe476dba6684b194",
+    "append_kv": "88253d8f2d0f186def7624ca430fbcaadbfa31a8d6bb9363d4a2961c19366de5",
+    "rope": "882d4012481eb28a8af6fe1689e299e9cbe97f8df64f6d95f52fe8926d977871",
+    "attend_combine": "a41ce81a4a598a16128efd3b6773cc434631320b009240bd73c1b1a60e559656",
 }
 
 
 def digest(template: str) -> str:
-    """sha256 of the template and of every KV fragment it may include."""
-    parts = sorted([*TEMPLATES.glob("kv_*.py.jinja"), TEMPLATES / f"{template}.py.jinja"])
+    """sha256 of the template and of every fragment it may include."""
+    parts = sorted([*TEMPLATES.glob("kv_*.py.jinja"), TEMPLATES / "turn.py.jinja", TEMPLATES / f"{template}.py.jinja"])
     return hashlib.sha256(b"".join(part.read_bytes() for part in parts)).hexdigest()
 
 

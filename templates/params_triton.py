@@ -97,6 +97,62 @@ class AttendSplit:
 
 
 @dataclass(frozen=True)
+class Rope:
+    """`rope`: RoPE of `heads` heads that start at column `start` of rows of `columns` f32, by a table of [2, head_dim / 2] a row."""
+
+    template: ClassVar[str] = "rope"
+
+    columns: int
+    start: int
+    heads: int
+    head_dim: int
+    max_rows: int
+
+    @property
+    def key(self) -> str:
+        return f"rope_c{self.columns}_at{self.start}_h{self.heads}_d{self.head_dim}_{digest(self)}"
+
+    @property
+    def grid(self) -> int:
+        return self.max_rows * self.heads
+
+
+@dataclass(frozen=True)
+class AppendKv:
+    """`append_kv`: rows' keys and values into pages and scratch. With `columns` > 0 both are cut out of one fused projection, and keys are
+    turned by RoPE first; else k and v are [rows, kv_heads, head_dim], ready."""
+
+    template: ClassVar[str] = "append_kv"
+
+    geometry: KvGeometry
+    limits: Limits
+    columns: int = 0
+    k_start: int = 0
+    v_start: int = 0
+
+    @property
+    def key(self) -> str:
+        g = self.geometry
+        return f"append_kv_{g.format}_p{g.page_size}_k{g.num_kv_heads}_d{g.head_dim}{'_rope' if self.fused else ''}_{digest(self)}"
+
+    @property
+    def fused(self) -> bool:
+        return self.columns > 0
+
+    @property
+    def grid(self) -> int:
+        return self.limits.max_num_batched_tokens * self.geometry.num_kv_heads
+
+    @property
+    def pages_per_seq(self) -> int:
+        return self.limits.pages_per_seq(self.geometry.page_size)
+
+    @property
+    def scratch_pages(self) -> int:
+        return self.limits.scratch_pages(self.geometry.page_size)
+
+
+@dataclass(frozen=True)
 class AttendCombine:
     """`attend_combine`: a row's splits folded in index order and normalised; `quantise`: into a8, all values, then all scales."""
 

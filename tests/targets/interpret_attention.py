@@ -1,4 +1,4 @@
-"""Run attention cases through NvidiaTarget's lowering under Triton's interpreter: `python -m tests.targets.interpret_attention IN OUT`.
+"""Run nodes through NvidiaTarget's lowering and Triton's interpreter: `python -m tests.targets.interpret_attention IN OUT`.
 
 A process of its own, because triton decides at import whether it interprets, and a kernel that reads wildly kills its process.
 Every array lies between guard zones of NaN bytes, and what a kernel must not write is compared afterwards.
@@ -10,6 +10,7 @@ import os
 import pickle
 import sys
 import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,9 @@ import numpy as np
 import numpy.typing as npt
 
 from mlsdc.compiler.graph import Builder, Graph
+from mlsdc.compiler.ops import Op
 from mlsdc.compiler.ops_kv import PagedAttention
-from mlsdc.compiler.types import Dim, DType, KvType, TensorType, TreeType
+from mlsdc.compiler.types import Dim, DType, KvType, TensorType, TreeType, Type
 from mlsdc.runtime.program import InputArg, PoolArg
 from mlsdc.runtime.step import INPUTS, Limits
 from mlsdc.targets.nvidia import NvidiaTarget
@@ -33,16 +35,20 @@ GUARD = 4096
 
 @dataclass(frozen=True)
 class Job:
+    """A node over a case's step buffers and pool. `values` are its tensors by input name; the node is called `result`."""
+
     name: str
     case: Case
-    quantise: bool = False
+    graph: Graph
+    values: Mapping[str, Array]
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """`result` is the raw result buffer, u8; `harmed` names arrays whose guard zones or whose inputs were written to."""
+    """`result` is the raw result buffer, `pool` the page pool, u8; `harmed` names changed inputs and arrays with a broken guard zone."""
 
     result: Array
+    pool: Array
     harmed: tuple[str, ...]
 
     def rows(self, case: Case) -> Array:
@@ -50,20 +56,30 @@ class Outcome:
         return self.result.view(np.float32).reshape(-1, shape.heads, shape.head_dim)[: case.num_rows]
 
 
-def attention_graph(shape: Shape, limits: Limits, quantise: bool = False) -> Graph:
-    """A graph of one fused node, `attend`."""
-    graph = Builder("attention")
+def node_graph(limits: Limits, op: Op, **inputs: Type | tuple[int, ...]) -> Graph:
+    """A graph of one node, `result`; an input given as a shape is f32 with rows in front."""
+    graph = Builder("one node")
     rows = Dim("rows", 1, limits.max_num_batched_tokens)
-    q = graph.input("q", TensorType(DType.F32, (rows, shape.heads, shape.head_dim)))
-    kv = graph.input("kv", KvType(shape.format, shape.page_size, shape.num_layers, shape.kv_heads, shape.head_dim))
-    tree = graph.input("tree", TreeType())
+    for name, type_ in inputs.items():
+        graph.input(name, TensorType(DType.F32, (rows, *type_)) if isinstance(type_, tuple) else type_)
+    return graph.build(out=graph.add("result", op, *inputs))
+
+
+def kv_type(shape: Shape) -> KvType:
+    return KvType(shape.format, shape.page_size, shape.num_layers, shape.kv_heads, shape.head_dim)
+
+
+def attention_graph(shape: Shape, limits: Limits, quantise: bool = False) -> Graph:
     op = PagedAttention(shape.layer, shape.scale, shape.window, shape.softcap, quantise)
-    return graph.build(out=graph.add("attend", op, q, kv, tree))
+    return node_graph(limits, op, q=(shape.heads, shape.head_dim), kv=kv_type(shape), tree=TreeType())
 
 
-def lowered(shape: Shape, limits: Limits, gpu: str = "h100", quantise: bool = False) -> Lowering:
-    graph = attention_graph(shape, limits, quantise)
-    lowering = NvidiaTarget(gpu, limits).lower(graph["attend"], graph)
+def attention(name: str, case: Case, quantise: bool = False) -> Job:
+    return Job(name, case, attention_graph(case.shape, case.buffers.limits, quantise), {"q": case.q})
+
+
+def lowered(graph: Graph, limits: Limits, gpu: str = "h100") -> Lowering:
+    lowering = NvidiaTarget(gpu, limits).lower(graph["result"], graph)
     assert isinstance(lowering, Lowering), lowering
     return lowering
 
@@ -71,8 +87,8 @@ def lowered(shape: Shape, limits: Limits, gpu: str = "h100", quantise: bool = Fa
 class Memory:
     """Arrays between guard zones, found again by what a call's argument names."""
 
-    def __init__(self, case: Case, lowering: Lowering) -> None:
-        inputs = {"q": case.q, "pool": case.pool, **{name: getattr(case.buffers, name) for name in INPUTS}}
+    def __init__(self, job: Job, lowering: Lowering) -> None:
+        inputs = {**job.values, "pool": job.case.pool, **{name: getattr(job.case.buffers, name) for name in INPUTS}}
         self.before = {name: array.copy().reshape(-1).view(np.uint8) for name, array in inputs.items()}
         sizes = {"result": lowering.result_bytes, **lowering.temps}
         self.raw = {name: np.full(2 * GUARD + len(data), POISON, np.uint8) for name, data in self.before.items()}
@@ -87,7 +103,7 @@ class Memory:
         """Bytes of a call's argument, as an array of the type its ABI entry says."""
         match arg:
             case ValueRef(value):
-                data = self.bytes("q" if value == "q" else "result")
+                data = self.bytes(value)
             case TempRef(temp):
                 data = self.bytes(temp)
             case InputArg(name):
@@ -107,12 +123,12 @@ class Memory:
 def interpret(job: Job, folder: Path) -> Outcome:
     from mlsdc.targets.triton_interpreter import launch
 
-    lowering = lowered(job.case.shape, job.case.buffers.limits, quantise=job.quantise)
-    memory = Memory(job.case, lowering)
+    lowering = lowered(job.graph, job.case.buffers.limits)
+    memory = Memory(job, lowering)
     for call in lowering.calls:
         launch(source_of(call, folder), call.spec.key, call.grid, [
             memory.argument(arg, entry.split(": ")[1]) for arg, entry in zip(call.args, call.spec.abi, strict=True)])
-    return Outcome(memory.bytes("result").copy(), memory.harmed())
+    return Outcome(memory.bytes("result").copy(), memory.bytes("pool").copy(), memory.harmed())
 
 
 def source_of(call: Call, folder: Path) -> Path:

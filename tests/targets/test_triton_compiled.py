@@ -14,18 +14,18 @@ from pathlib import Path
 import pytest
 
 from mlsdc.compiler.errors import CompileError
-from mlsdc.compiler.graph import Builder
 from mlsdc.compiler.ops_core import Unary
-from mlsdc.compiler.types import Dim, DType, TensorType
+from mlsdc.compiler.ops_quant import AppendKvSlice, RopeSlice
+from mlsdc.compiler.types import TreeType
 from mlsdc.runtime.manifest import TargetInfo
 from mlsdc.runtime.step import Limits
 from mlsdc.targets import cubin
 from mlsdc.targets.hardware import GPUS
 from mlsdc.targets.nvidia import NvidiaTarget
-from mlsdc.targets.protocol import Declined, KernelSpec
+from mlsdc.targets.protocol import Declined, KernelSpec, Lowering
 from mlsdc.targets.triton_build import render, tools_folder, triton_type
 from tests.targets.attention_vectors import LIMITS, Shape
-from tests.targets.interpret_attention import attention_graph, lowered
+from tests.targets.interpret_attention import attention_graph, kv_type, lowered, node_graph
 
 pytest.importorskip("triton", reason="triton is not installed (pip install mlsdc[nvidia])")
 
@@ -50,12 +50,21 @@ class Built:
 
 def specs() -> list[KernelSpec]:
     """Kernels of two models, one of them with quantised output."""
-    calls = lowered(SMOLLM2, SERVING, quantise=True).calls + lowered(LLAMA_8B, SERVING).calls
-    return [call.spec for call in calls]
+    graphs = (
+        attention_graph(SMOLLM2, SERVING, quantise=True),
+        node_graph(SERVING, AppendKvSlice(29, 576, 768), kv=kv_type(SMOLLM2), x=(960,), table=(2, 32), tree=TreeType()),
+        node_graph(SERVING, RopeSlice(0, 9, 64), x=(960,), table=(2, 32)),
+        attention_graph(LLAMA_8B, SERVING),
+    )
+    return [call.spec for graph in graphs for call in lowered(graph, SERVING).calls]
 
 
 def build(gpu: str, directory: Path, chosen: Sequence[KernelSpec]) -> TargetInfo:
     return NvidiaTarget(gpu, SERVING).build(chosen, directory)
+
+
+def attention(shape: Shape, limits: Limits = SERVING) -> Lowering:
+    return lowered(attention_graph(shape, limits), limits)
 
 
 def attention_code(built: Built) -> list[Counter[str]]:
@@ -147,37 +156,40 @@ def test_a_parameter_that_a_template_lacks_is_an_error_that_names_kernel_and_tem
 
 
 def test_a_source_that_does_not_compile_is_an_error_that_names_kernel_and_gpu(tmp_path: Path) -> None:
-    spec = lowered(SMOLLM2, SERVING).calls[1].spec
+    spec = attention(SMOLLM2).calls[1].spec
     wrong = replace(spec, abi=tuple(entry.replace("*i32", "i32") for entry in spec.abi))
     with pytest.raises(CompileError, match=f"{spec.key}: k_{spec.key}.py does not compile for sm_90"):
         NvidiaTarget("h100", SERVING).build([wrong], tmp_path)
 
 
 def test_the_grid_is_fixed_so_that_a_graph_can_hold_it() -> None:
-    assert all(call.count is None for call in lowered(SMOLLM2, SERVING).calls)
+    assert all(call.count is None for call in attention(SMOLLM2).calls)
 
 
 def test_layers_share_their_kernels() -> None:
-    first, last = lowered(replace(SMOLLM2, layer=0), SERVING), lowered(SMOLLM2, SERVING)
+    first, last = attention(replace(SMOLLM2, layer=0)), attention(SMOLLM2)
     assert [call.spec for call in first.calls] == [call.spec for call in last.calls]
 
 
 def test_other_limits_are_another_kernel() -> None:
-    assert lowered(SMOLLM2, SERVING).calls[0].spec.key != lowered(SMOLLM2, LIMITS).calls[0].spec.key
+    assert attention(SMOLLM2).calls[0].spec.key != attention(SMOLLM2, LIMITS).calls[0].spec.key
 
 
 def test_an_op_without_a_template_is_declined_with_its_name() -> None:
-    graph = Builder("g")
-    x = graph.input("x", TensorType(DType.F32, (Dim("rows", 1, 512), 64)))
-    built = graph.build(y=graph.add("y", Unary("exp"), x))
-    assert NvidiaTarget("h100", SERVING).lower(built["y"], built) == Declined("'unary' has no Triton template yet")
+    graph = node_graph(SERVING, Unary("exp"), x=(64,))
+    assert NvidiaTarget("h100", SERVING).lower(graph["result"], graph) == Declined("'unary' has no Triton template yet")
 
 
 def test_a_head_size_that_is_no_power_of_two_is_declined() -> None:
     graph = attention_graph(Shape(4, 2, 80), SERVING)
-    declined = NvidiaTarget("h100", SERVING).lower(graph["attend"], graph)
+    declined = NvidiaTarget("h100", SERVING).lower(graph["result"], graph)
     assert isinstance(declined, Declined)
     assert "head_dim 80" in declined.why
+
+
+def test_rope_of_some_channels_only_is_declined() -> None:
+    graph = node_graph(SERVING, RopeSlice(0, 9, 64), x=(960,), table=(2, 16))
+    assert NvidiaTarget("h100", SERVING).lower(graph["result"], graph) == Declined("RoPE turns 32 of 64 channels, the template turns all")
 
 
 def test_types_of_the_abi_are_spelled_as_triton_spells_them() -> None:

@@ -14,11 +14,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from mlsdc.compiler.ops_kv import AppendKv
+from mlsdc.compiler.ops_quant import AppendKvSlice, RopeSlice
 from mlsdc.compiler.quantise import quantise_a8
+from mlsdc.compiler.types import TreeType
 from mlsdc.runtime.kv_format import from_bf16, to_bf16
 from mlsdc.targets.triton_checked import DIGESTS, digest
-from tests.targets.attention_vectors import LIMITS, Case, Sequence, Shape, drafted, lay_out, prefilled, random_batch, random_parents
-from tests.targets.interpret_attention import Job, Outcome
+from tests.targets.attention_vectors import LIMITS, POISON, Case, Sequence, Shape, drafted, lay_out, prefilled, random_batch, random_parents
+from tests.targets.interpret_attention import Job, Outcome, attention, kv_type, node_graph
 
 pytest.importorskip("triton", reason="triton is not installed (pip install mlsdc[nvidia])")
 
@@ -27,11 +30,12 @@ SHAPES = {
     "small pages": Shape(4, 1, 128, page_size=16, num_layers=3, layer=0),
     "large pages": Shape(2, 2, 64, page_size=64, num_layers=1, layer=0),
     "narrow heads": Shape(4, 2, 32, page_size=16),
-    "window": Shape(9, 3, 64, page_size=32, window=40),
-    "softcap": Shape(3, 3, 64, page_size=16, softcap=2.0),
+    "window": Shape(4, 2, 64, page_size=32, window=40),
+    "softcap": Shape(2, 2, 64, page_size=16, softcap=2.0),
 }
 SMALL = Shape(2, 1, 64, page_size=16)
 PARENTS = (-1, 0, 0, 1, -1, 3, 2)  # seven nodes, four deep, with siblings
+K_START, V_START, COLUMNS = 128, 192, 256  # of a fused projection of SMALL: two query heads, one key head, one value head
 TINY = Shape(1, 1, 32, page_size=16, num_layers=1, layer=0)
 WIDE = replace(LIMITS, max_num_batched_tokens=64, max_tree_nodes=63, max_num_seqs=1)
 
@@ -46,23 +50,67 @@ def small_batch() -> list[Sequence]:
 
 
 def jobs() -> list[Job]:
-    found = [Job(name, lay_out(shape, random_batch(rng(seed), shape))) for seed, (name, shape) in enumerate(SHAPES.items())]
+    found = [attention(name, lay_out(shape, random_batch(rng(seed), shape))) for seed, (name, shape) in enumerate(SHAPES.items())]
     tree, chunk, decode = small_batch()
     batch = lay_out(SMALL, [tree, chunk, decode])
-    found += [Job("batch", batch), Job("a8", batch, quantise=True)]
-    found += [Job(f"first {m} rows", lay_out(SMALL, [tree.only(range(m))], pages_seed=m)) for m in range(1, 9)]
-    found += [Job("full tree", lay_out(TINY, [drafted(rng(4), TINY, 30, random_parents(rng(5), 63))], limits=WIDE))]
-    found += [Job("elsewhere", lay_out(SMALL, [decode, chunk, tree], pages_seed=99))]
-    found += [Job("chunks", lay_out(SMALL, [chunk.only(range(4)), chunk.only(range(4, 7)), chunk.only(range(7, 11))]))]
-    found += [Job("committed", lay_out(SMALL, [tree.committed(row) for row in (1, 4, 6, 7)] + [decode.committed(0)]))]
-    return found
+    found += [attention("batch", batch), attention("a8", batch, quantise=True)]
+    found += [attention(f"first {m} rows", lay_out(SMALL, [tree.only(range(m))], pages_seed=m)) for m in range(1, 9)]
+    found += [attention("full tree", lay_out(TINY, [drafted(rng(4), TINY, 30, random_parents(rng(5), 63))], limits=WIDE))]
+    found += [attention("elsewhere", lay_out(SMALL, [decode, chunk, tree], pages_seed=99))]
+    found += [attention("chunks", lay_out(SMALL, [chunk.only(range(4)), chunk.only(range(4, 7)), chunk.only(range(7, 11))]))]
+    found += [attention("committed", lay_out(SMALL, [tree.committed(row) for row in (1, 4, 6, 7)] + [decode.committed(0)]))]
+    return found + appending()
+
+
+def appending() -> list[Job]:
+    """The batch's rows written into a pool that holds none of them; projections and tables of random numbers, junk beyond the rows."""
+    case = lay_out(SMALL, small_batch())
+    case.pool[:] = POISON
+    rows, dim = LIMITS.max_num_batched_tokens, SMALL.head_dim
+    x = rng(6).standard_normal((rows, COLUMNS), np.float32)
+    table = rng(7).standard_normal((rows, 2, dim // 2), np.float32)
+    k, v = (rng(seed).standard_normal((rows, SMALL.kv_heads, dim), np.float32) for seed in (8, 9))
+    heads = (SMALL.kv_heads, dim)
+    plain = node_graph(LIMITS, AppendKv(SMALL.layer), kv=kv_type(SMALL), k=heads, v=heads, tree=TreeType())
+    fused = node_graph(
+        LIMITS, AppendKvSlice(SMALL.layer, K_START, V_START), kv=kv_type(SMALL), x=(COLUMNS,), table=(2, dim // 2), tree=TreeType())
+    rope = node_graph(LIMITS, RopeSlice(0, SMALL.heads, dim), x=(COLUMNS,), table=(2, dim // 2))
+    return [
+        Job("append", case, plain, {"k": k, "v": v}),
+        Job("append fused", case, fused, {"x": x, "table": table}),
+        Job("rope", case, rope, {"x": x, "table": table}),
+    ]
+
+
+def turned(x: Any, table: Any) -> Any:
+    """RoPE with one rounding less where the kernel has a fused multiply-add: x[rows, heads, d] -> f32."""
+    a, b = np.split(x.astype(np.float64), 2, axis=-1)
+    cosine, sine = table[:, None, 0].astype(np.float64), table[:, None, 1].astype(np.float64)
+    first = a * cosine - (b * sine).astype(np.float32)
+    second = b * cosine + (a * sine).astype(np.float32)
+    return np.concatenate([first, second], axis=-1).astype(np.float32)
+
+
+def written(case: Case, keys: Any, values: Any) -> Any:
+    """The case's pool after `KvFormat.write` of every row's key and value."""
+    shape, buffers = case.shape, case.buffers
+    pool = case.pool.copy()
+    for row in range(case.num_rows):
+        seq, slot = buffers.row_seq[row], buffers.row_slot[row]
+        table, where = (buffers.page_table, buffers.positions[row]) if slot < 0 else (buffers.scratch_table, slot)
+        page = pool[table[seq, where // shape.page_size]]
+        for head in range(shape.kv_heads):
+            blocks = shape.geometry.blocks(page, shape.layer, head)
+            shape.geometry.kv.write(*blocks, int(where % shape.page_size), keys[row, head], values[row, head])
+    return pool.reshape(-1)
 
 
 class Run:
     def __init__(self, conversions: dict[str, Any], outcomes: dict[str, Outcome]) -> None:
         self.conversions = conversions
         self.outcomes = outcomes
-        self.cases: dict[str, Case] = {job.name: job.case for job in jobs()}
+        self.jobs = {job.name: job for job in jobs()}
+        self.cases: dict[str, Case] = {name: job.case for name, job in self.jobs.items()}
 
     def rows(self, name: str) -> Any:
         return self.outcomes[name].rows(self.cases[name])
@@ -93,7 +141,8 @@ def test_attention_equals_the_float64_reference(run: Run, name: str) -> None:
 
 
 def test_only_results_and_temporaries_are_written(run: Run) -> None:
-    assert {name: outcome.harmed for name, outcome in run.outcomes.items() if outcome.harmed} == {}
+    expected = {"append": ("pool",), "append fused": ("pool",)}
+    assert {name: outcome.harmed for name, outcome in run.outcomes.items() if outcome.harmed} == expected
 
 
 def test_rows_beyond_the_step_are_not_written(run: Run) -> None:
@@ -128,6 +177,23 @@ def test_quantised_output_is_the_a8_of_the_plain_output(run: Run) -> None:
     wanted = quantise_a8(run.rows("batch").reshape(case.num_rows, width))
     assert np.array_equal(raw[:values].view(np.int8).reshape(-1, width)[: case.num_rows], wanted.codes)
     assert np.array_equal(raw[values:].view(np.float32).reshape(-1, width // 32)[: case.num_rows], wanted.scales)
+
+
+def test_appended_rows_have_the_bytes_of_the_format(run: Run) -> None:
+    values = run.jobs["append"].values
+    assert np.array_equal(run.outcomes["append"].pool, written(run.cases["append"], values["k"], values["v"]))
+
+
+def test_a_fused_append_turns_keys_and_writes_the_same_bytes(run: Run) -> None:
+    x, table = run.jobs["append fused"].values.values()
+    keys, values = (x[:, start : start + SMALL.head_dim].reshape(-1, SMALL.kv_heads, SMALL.head_dim) for start in (K_START, V_START))
+    assert np.array_equal(run.outcomes["append fused"].pool, written(run.cases["append fused"], turned(keys, table), values))
+
+
+def test_rope_turns_halves(run: Run) -> None:
+    x, table = run.jobs["rope"].values.values()
+    rows = run.cases["rope"].num_rows
+    assert np.array_equal(run.rows("rope"), turned(x[:rows, :K_START].reshape(rows, SMALL.heads, SMALL.head_dim), table[:rows]))
 
 
 def test_the_patch_rounds_bf16_to_nearest_even(run: Run) -> None:
