@@ -1,0 +1,362 @@
+"""Every CPU kernel but attention: numbers against the reference interpreter's, and rows that depend on nothing but themselves (law L2)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mlsdc.compiler import ops_core, ops_nn, ops_quant
+from mlsdc.compiler.graph import Builder, Graph
+from mlsdc.compiler.interpret_core import UNARY, normalised, rotated
+from mlsdc.compiler.ops import Op
+from mlsdc.compiler.quantise import A8, Q8, quantise_a8, quantise_q8
+from mlsdc.compiler.types import Dim, DType, TensorType
+from mlsdc.runtime.step import Limits
+from tests.targets.cpu_machine import GROUP, Machine, counted, get, get_a8, one_by_one_backwards, whole
+
+Array = npt.NDArray[Any]
+LIMITS = Limits(max_model_len=128, max_num_seqs=4, max_num_batched_tokens=24, max_logit_rows=24, max_tree_nodes=15)
+ROWS, OUT = Dim("rows", 1, 24), Dim("out", 1, 24)
+COUNTS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 17)
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A node `result` over inputs of these types, row-wise ones first; `weights` names those that are not row-wise."""
+
+    op: Op
+    inputs: tuple[TensorType, ...]
+    weights: tuple[TensorType, ...] = ()
+
+    def graph(self, name: str) -> Graph:
+        b = Builder(name)
+        order = [b.input(f"in{i}", type_) for i, type_ in enumerate(self.inputs)]
+        order[1:1] = [b.weight(f"w{i}", type_) for i, type_ in enumerate(self.weights)]
+        return b.build(result=b.add("result", self.op, *order))
+
+    @property
+    def by_out(self) -> bool:
+        return self.inputs[0].shape[0] is OUT
+
+
+def f32(*shape: int | Dim) -> TensorType:
+    return TensorType(DType.F32, shape)
+
+
+def linear(n: int, k: int, *, bias: bool = False, residual: bool = False, rows: Dim = ROWS) -> Kernel:
+    inputs = (TensorType(DType.A8, (rows, k)), *((f32(rows, n),) if residual else ()))
+    return Kernel(ops_quant.LinearQ(bias, residual), inputs, (TensorType(DType.Q8, (n, k)), *((f32(n),) if bias else ())))
+
+
+def gated(n: int, k: int, act: str) -> Kernel:
+    return Kernel(ops_quant.GatedQuantise(act), (TensorType(DType.A8, (ROWS, k)),), (TensorType(DType.Q8, (2 * n, k)),))
+
+
+def norm(k: int, eps: float, offset: float = 0.0, rows: Dim = ROWS) -> Kernel:
+    return Kernel(ops_quant.NormQuantise(eps, offset), (f32(rows, k),), (f32(k),))
+
+
+LINEARS = {
+    "linear": linear(48, 64), "linear of one group": linear(16, 32), "linear that pads": linear(112, 160), "bias": linear(48, 96, bias=True),
+    "residual": linear(64, 576, residual=True), "bias and residual": linear(16, 96, bias=True, residual=True),
+    "head": linear(1008, 96, rows=OUT),
+}  # fmt: skip
+GATED = {"silu": gated(128, 96, "silu"), "gelu_tanh": gated(64, 64, "gelu_tanh"), "wide silu": gated(192, 160, "silu")}
+QUANTISERS = {
+    "quantise": Kernel(ops_quant.Quantise(), (f32(ROWS, 96),)), "quantise whole": Kernel(ops_quant.Quantise(), (f32(ROWS, 128),)),
+    "norm": norm(576, 1e-5), "norm that pads": norm(96, 1e-6), "gemma norm": norm(64, 1e-6, 1.0), "head norm": norm(32, 1e-5, rows=OUT),
+}  # fmt: skip
+ROPES = {
+    "rope": Kernel(ops_nn.Rope(), (f32(ROWS, 3, 64), f32(ROWS, 2, 32))), "narrow rope": Kernel(ops_nn.Rope(), (f32(ROWS, 2, 80), f32(ROWS, 2, 40))),
+    "partial rope": Kernel(ops_nn.Rope(), (f32(ROWS, 2, 64), f32(ROWS, 2, 12))),
+    "rope slice": Kernel(ops_quant.RopeSlice(64, 2, 32), (f32(ROWS, 192), f32(ROWS, 2, 16))),
+}  # fmt: skip
+ROW_WISE = {**LINEARS, **GATED, **QUANTISERS, **ROPES}
+
+
+def embed_graph(scale: float) -> Graph:
+    b = Builder(f"embed {scale}")
+    tokens, table = b.input("tokens", TensorType(DType.I32, (ROWS,))), b.weight("w0", TensorType(DType.Q8, (100, 96)))
+    return b.build(result=b.add("result", ops_nn.Embed(scale), tokens, table))
+
+
+def table_graph(half: int, scaling: float) -> Graph:
+    b = Builder(f"rope table {half}")
+    positions, freq = b.input("positions", TensorType(DType.I32, (ROWS,))), b.weight("w0", f32(half))
+    return b.build(result=b.add("result", ops_nn.RopeTable(scaling), positions, freq))
+
+
+def gather_graph() -> Graph:
+    b = Builder("gather")
+    x, index = b.input("in0", f32(ROWS, 40)), b.input("out_rows", TensorType(DType.I32, (OUT,)))
+    return b.build(result=b.add("result", ops_core.GatherRows(), x, index))
+
+
+def argmax_graph(n: int, limit: int) -> Graph:
+    b = Builder(f"argmax {n} {limit}")
+    return b.build(result=b.add("result", ops_core.ArgMax(limit), b.input("in0", f32(OUT, n))))
+
+
+ARGMAX = ((96, 0), (1008, 1000), (32, 7), (4096, 4090), (48, 48))
+GRAPHS = {
+    **{name: kernel.graph(name) for name, kernel in ROW_WISE.items()},
+    **{f"embed {s}": embed_graph(s) for s in (1.0, 8.0)},
+    **{f"table {h}": table_graph(h, s) for h, s in ((32, 1.0), (20, 1.25))},
+    **{f"argmax {n} {limit}": argmax_graph(n, limit) for n, limit in ARGMAX},
+    "gather": gather_graph(),
+}
+
+
+@pytest.fixture(scope="module")
+def machine(tmp_path_factory: pytest.TempPathFactory) -> Machine:
+    torch.set_num_threads(1)
+    return Machine.build(tmp_path_factory, "cpu-kernels", LIMITS, GRAPHS.values())
+
+
+def random_of(rng: np.random.Generator, type_: TensorType, rows: int) -> Any:
+    """A value of a type; rows, groups and columns of very different sizes, some groups of zeros."""
+    shape = [size if isinstance(size, int) else rows for size in type_.shape]
+    x = rng.standard_normal(shape, np.float32) * np.exp2(rng.integers(-6, 7, (*shape[:-1], 1))).astype(np.float32)
+    if len(shape) == 2 and shape[-1] % GROUP == 0:
+        x.reshape(shape[0], -1, GROUP)[rng.random((shape[0], shape[1] // GROUP)) < 0.1] = 0
+    return quantise_a8(x) if type_.dtype is DType.A8 else quantise_q8(x / 8) if type_.dtype is DType.Q8 else x
+
+
+def inputs_of(kernel: Kernel, rows: int, seed: int) -> tuple[list[Any], list[Any]]:
+    """(row-wise inputs, weights)"""
+    rng = np.random.default_rng(seed)
+    return [random_of(rng, type_, rows) for type_ in kernel.inputs], [random_of(rng, type_, 0) for type_ in kernel.weights]
+
+
+def run(machine: Machine, name: str, inputs: list[Any], weights: list[Any], ranges: Any = whole) -> tuple[Array, ...]:
+    """The result of a row-wise kernel: (codes, scales, corrections) of an a8, else (f32 rows,)."""
+    kernel, graph = ROW_WISE[name], GRAPHS[name]
+    rows = len(inputs[0].codes if isinstance(inputs[0], A8) else inputs[0])
+    values = {f"in{i}": x for i, x in enumerate(inputs)} | {f"w{i}": x for i, x in enumerate(weights)}
+    buffers = counted(LIMITS, 0 if kernel.by_out else rows, rows if kernel.by_out else 0)
+    memory = machine.run(graph, values, buffers, ranges=ranges)["result"]
+    type_ = graph["result"].type
+    assert isinstance(type_, TensorType)
+    if type_.dtype is DType.A8:
+        a8, corrections = get_a8(memory, type_, rows)
+        return a8.codes, a8.scales, corrections
+    return (get(memory, rows, *[size for size in type_.shape if isinstance(size, int)]),)
+
+
+def pick(value: Any, rows: Any) -> Any:
+    return A8(value.codes[rows], value.scales[rows]) if isinstance(value, A8) else value[rows]
+
+
+def f64(value: A8 | Q8 | Array) -> Array:
+    return (value.dequantise() if isinstance(value, A8 | Q8) else value).astype(np.float64)
+
+
+# --- numbers ---
+
+
+@pytest.mark.parametrize("rows", COUNTS)
+@pytest.mark.parametrize("name", LINEARS)
+def test_a_linear_is_within_its_rounding_of_float64(machine: Machine, name: str, rows: int) -> None:
+    inputs, weights = inputs_of(LINEARS[name], rows, rows)
+    (y,) = run(machine, name, inputs, weights)
+    terms = [*weights[1:], *inputs[1:]]
+    exact = f64(inputs[0]) @ f64(weights[0]).T + sum(f64(t) for t in terms)
+    # every group's dot is a whole number: what rounds is one product of scales and one fma a group, and one sum a term
+    size = np.abs(f64(inputs[0])) @ np.abs(f64(weights[0])).T + sum(np.abs(f64(t)) for t in terms)
+    groups = weights[0].scales.shape[1]
+    assert (np.abs(y - exact) <= size * (groups + 3) * 2.0**-24).all()
+
+
+@pytest.mark.parametrize("rows", COUNTS)
+@pytest.mark.parametrize("name", QUANTISERS)
+def test_a_quantised_row_is_the_nearest_code_of_float64(machine: Machine, name: str, rows: int) -> None:
+    kernel = QUANTISERS[name]
+    inputs, weights = inputs_of(kernel, rows, rows)
+    op, x = kernel.op, torch.from_numpy(f64(inputs[0]))
+    exact = normalised(x, torch.from_numpy(weights[0]), op.eps, op.offset) if isinstance(op, ops_quant.NormQuantise) else x
+    assert_quantised(run(machine, name, inputs, weights), exact.numpy())
+
+
+@pytest.mark.parametrize("rows", COUNTS)
+@pytest.mark.parametrize("name", GATED)
+def test_a_gated_row_is_the_nearest_code_of_float64(machine: Machine, name: str, rows: int) -> None:
+    kernel = GATED[name]
+    assert isinstance(kernel.op, ops_quant.GatedQuantise)
+    inputs, weights = inputs_of(kernel, rows, rows)
+    gate, up = torch.from_numpy(f64(inputs[0]) @ f64(weights[0]).T).chunk(2, dim=-1)
+    # float32 sums behind the activation: a few parts in 10^6 of the largest of the terms
+    size = np.abs(f64(inputs[0])) @ np.abs(f64(weights[0])).T
+    slack = 4e-6 * (size[:, : gate.shape[1]] * np.abs(up.numpy()) + np.abs(gate.numpy()) * size[:, gate.shape[1] :]) + 1e-12
+    assert_quantised(run(machine, name, inputs, weights), (UNARY[kernel.op.act](gate) * up).numpy(), slack)
+
+
+def assert_quantised(found: tuple[Array, ...], exact: Array, slack: Array | float = 0.0) -> None:
+    """codes * scale is within half a step of the exact values, a group's largest value has code 127, zeros and padding are zero."""
+    codes, scales, corrections = found
+    k = exact.shape[1]
+    assert not codes[:, k:].any()
+    assert not scales[:, k // GROUP :].any()
+    assert np.array_equal(corrections, -128 * codes.reshape(len(codes), -1, GROUP).astype(np.int32).sum(-1))
+    codes, scales = codes[:, :k], scales[:, : k // GROUP]
+    slack = np.broadcast_to(slack, exact.shape)
+    tops = np.abs(exact).reshape(len(exact), -1, GROUP).max(-1)
+    loose = slack.reshape(len(exact), -1, GROUP).max(-1)
+    assert (np.abs(scales - tops / 127) <= tops / 127 * 2e-6 + loose).all()
+    step = np.repeat(scales.astype(np.float64), GROUP, axis=1)
+    error = np.abs(codes * step - exact)
+    assert (error <= 0.5 * step * (1 + 1e-4) + slack * 1.01).all()
+    assert (np.abs(codes.reshape(len(codes), -1, GROUP)).max(-1)[tops > 0] == 127).all()
+    assert not codes.reshape(len(codes), -1, GROUP)[tops == 0].any()
+    assert np.abs(codes.astype(int)).max(initial=0) <= 127
+
+
+def test_plain_quantising_gives_the_codes_of_the_definition(machine: Machine) -> None:
+    inputs, _ = inputs_of(QUANTISERS["quantise"], 17, 3)
+    codes, scales, _ = run(machine, "quantise", inputs, [])
+    wanted = quantise_a8(inputs[0])
+    assert (np.abs(codes[:, :96].astype(int) - wanted.codes) <= 1).all()
+    assert (codes[:, :96] == wanted.codes).mean() > 0.999  # x * (127 / max) and x / (max / 127) differ at ties only
+    assert np.allclose(scales[:, :3], wanted.scales, rtol=3e-7, atol=0)
+
+
+@pytest.mark.parametrize("name", ROPES)
+def test_rope_is_the_rotation_rounded_twice(machine: Machine, name: str) -> None:
+    kernel = ROPES[name]
+    (x, table), _ = inputs_of(kernel, 9, 0)
+    (y,) = run(machine, name, [x, table], [])
+    if isinstance(kernel.op, ops_quant.RopeSlice):
+        x = x[:, 64:128].reshape(9, 2, 32)
+    exact = rotated(torch.from_numpy(f64(x)), torch.from_numpy(f64(table))).numpy()
+    half = table.shape[2]
+    size = np.abs(x)
+    size[..., : 2 * half] = np.tile(size[..., :half] + size[..., half : 2 * half], 2) * np.abs(table).max(axis=(1, 2))[:, None, None]
+    assert (np.abs(y - exact) <= size * 2.0**-23).all()
+    assert np.array_equal(y[..., 2 * half :], x[..., 2 * half :])
+
+
+@pytest.mark.parametrize("scale", [1.0, 8.0])
+def test_embedding_rows_are_the_tables_dequantised(machine: Machine, scale: float) -> None:
+    rng = np.random.default_rng(1)
+    table = quantise_q8(rng.standard_normal((100, 96), np.float32))
+    for rows in (1, 8, 20):
+        tokens = rng.choice([0, 1, 15, 16, 98, 99], rows)
+        buffers = counted(LIMITS, rows)
+        buffers.tokens[:rows] = tokens
+        memory = machine.run(GRAPHS[f"embed {scale}"], {"w0": table}, buffers)
+        assert np.array_equal(get(memory["result"], rows, 96), (table[tokens].dequantise() * np.float32(scale)))
+
+
+@pytest.mark.parametrize(("half", "scaling"), [(32, 1.0), (20, 1.25)])
+def test_rope_angles_are_right_up_to_long_contexts(machine: Machine, half: int, scaling: float) -> None:
+    freq = (1e4 ** -(np.arange(half) / half)).astype(np.float32)
+    positions = np.array([0, 1, 2, 3, 4095, 4096, 65535, 99_991, 100_000, 131_071, 1_000_003, 16_777_215] * 2, np.int32)
+    buffers = counted(LIMITS, len(positions))
+    buffers.positions[:] = positions
+    table = get(machine.run(GRAPHS[f"table {half}"], {"w0": freq}, buffers)["result"], len(positions), 2, half)
+    angles = (positions.astype(np.float32)[:, None] * freq).astype(np.float64)  # the f32 product is the definition
+    exact = np.stack((np.cos(angles), np.sin(angles)), axis=1) * scaling
+    assert np.abs(table - exact).max() <= scaling * 2.0**-23
+    assert np.array_equal(table[0, 0], np.full(half, np.float32(scaling)))
+    assert not table[0, 1].any()
+
+
+def test_gathered_rows_are_copies(machine: Machine) -> None:
+    x = np.random.default_rng(0).standard_normal((17, 40), np.float32)
+    index = np.array([16, 0, 3, 3, 8], np.int32)
+    buffers = counted(LIMITS, 17, len(index))
+    buffers.out_rows[: len(index)] = index
+    assert np.array_equal(get(machine.run(GRAPHS["gather"], {"in0": x}, buffers)["result"], len(index), 40), x[index])
+
+
+def argmax(machine: Machine, n: int, limit: int, x: Array, ranges: Any = whole) -> list[int]:
+    memory = machine.run(GRAPHS[f"argmax {n} {limit}"], {"in0": x}, counted(LIMITS, 1, len(x)), ranges=ranges)
+    return [int(i) for i in get(memory["result"], len(x), dtype="i4")]
+
+
+@pytest.mark.parametrize(("n", "limit"), ARGMAX)
+@given(data=st.data())
+@settings(max_examples=25)
+def test_argmax_is_the_lowest_of_the_largest_below_its_limit(machine: Machine, n: int, limit: int, data: st.DataObject) -> None:
+    rng = np.random.default_rng(data.draw(st.integers(0, 2**32)))
+    rows, few = data.draw(st.integers(1, 9)), data.draw(st.sampled_from([1, 2, 3, 1000]))
+    x = rng.integers(-few, few, (rows, n)).astype(np.float32)  # few values: many ties
+    x[:, limit or n :] = np.inf  # padding ids are never chosen
+    wanted = x[:, : limit or n].argmax(-1).tolist()
+    assert argmax(machine, n, limit, x) == wanted
+    assert argmax(machine, n, limit, x, one_by_one_backwards) == wanted
+
+
+@pytest.mark.parametrize(("n", "limit"), ARGMAX)
+def test_argmax_finds_a_single_peak_at_every_place(machine: Machine, n: int, limit: int) -> None:
+    last = limit or n
+    for start in range(0, last, 24 * 37):
+        peaks = sorted({min(last - 1, start + 37 * i + start % 37) for i in range(24)} | {0, last - 1})[:24]
+        x = np.full((len(peaks), n), -1.0, np.float32)
+        x[np.arange(len(peaks)), peaks] = -0.5
+        assert argmax(machine, n, limit, x) == peaks
+
+
+@pytest.mark.parametrize(("n", "limit"), ARGMAX)
+def test_argmax_of_rows_that_are_not_numbers_is_an_id(machine: Machine, n: int, limit: int) -> None:
+    x = np.full((5, n), -np.inf, np.float32)
+    x[1] = np.nan
+    x[2, 5] = np.inf
+    x[3], x[3, 5] = np.nan, 1.0  # the only number wins
+    x[4, 6] = -3e38
+    assert argmax(machine, n, limit, x) == [0, 0, 5, 5, 6]
+
+
+# --- law L2: a row's bits depend on the row ---
+
+
+def bits(result: tuple[Array, ...]) -> list[Array]:
+    return [np.ascontiguousarray(part).reshape(len(part), -1).view(np.uint8) for part in result]
+
+
+def assert_rows(found: tuple[Array, ...], wanted: tuple[Array, ...], rows: Any) -> None:
+    for left, right in zip(bits(found), bits(wanted), strict=True):
+        assert np.array_equal(left, right[rows])
+
+
+@pytest.mark.parametrize("name", ROW_WISE)
+def test_a_rows_bits_are_the_same_in_every_batch_and_at_every_index(machine: Machine, name: str) -> None:
+    inputs, weights = inputs_of(ROW_WISE[name], 24, 11)
+    together = run(machine, name, inputs, weights)
+    for rows in COUNTS:
+        for start in range(0, 24 - rows + 1, max(1, rows // 2)):
+            part = np.arange(start, start + rows)
+            assert_rows(run(machine, name, [pick(x, part) for x in inputs], weights), together, part)
+
+
+@pytest.mark.parametrize("name", ROW_WISE)
+@given(data=st.data())
+@settings(max_examples=10)
+def test_a_rows_bits_survive_any_order_and_any_cut_of_the_tasks(machine: Machine, name: str, data: st.DataObject) -> None:
+    inputs, weights = inputs_of(ROW_WISE[name], 24, 12)
+    order = data.draw(st.lists(st.integers(0, 23), min_size=1, max_size=24))
+    cuts = data.draw(st.lists(st.floats(0, 1), max_size=3))
+
+    def ranges(grid: int) -> list[tuple[int, int]]:
+        points = sorted({0, grid, *(int(cut * grid) for cut in cuts)})
+        return list(zip(points, points[1:], strict=False))[::-1]
+
+    together = run(machine, name, inputs, weights)
+    assert_rows(run(machine, name, [pick(x, order) for x in inputs], weights, ranges), together, order)
+
+
+@pytest.mark.parametrize("name", ["residual", "bias and residual"])
+def test_a_residual_may_be_overwritten_by_its_sum(machine: Machine, name: str) -> None:
+    """plan_buffers places the result over the residual: the kernel must read before it writes."""
+    inputs, weights = inputs_of(LINEARS[name], 17, 4)
+    wanted = run(machine, name, inputs, weights)
+    graph = GRAPHS[name]
+    values = {f"in{i}": x for i, x in enumerate(inputs)} | {f"w{i}": x for i, x in enumerate(weights)}
+    memory = machine.run(graph, values, counted(LIMITS, 17), over={"result": "in1"})["result"]
+    assert_rows((get(memory, 17, inputs[1].shape[1]),), wanted, slice(None))
