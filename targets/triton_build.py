@@ -87,9 +87,11 @@ def tools_folder() -> Path:
 def reproducible(gpu: Gpu) -> Iterator[None]:
     """Triton settings under which the cubin depends on source and options only: no line info (it holds paths), an empty cache,
     and CUDA 12's ptxas up to sm_90, whose output drivers from 525 on load (the wheel's default for sm_90 needs 580)."""
-    import triton
-    from triton import knobs
-
+    try:
+        import triton
+        from triton import knobs
+    except ImportError:
+        raise CompileError(f"triton is not installed, kernels need triton {TRITON_VERSION}: pip install mlsdc[nvidia]") from None
     if triton.__version__ != TRITON_VERSION:
         raise CompileError(f"triton {triton.__version__} is installed, kernels need triton {TRITON_VERSION}: pip install mlsdc[nvidia]")
     if knobs.runtime.interpret:

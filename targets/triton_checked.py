@@ -14,7 +14,7 @@ DIGESTS = {
     "attend_split": "dfafaa359fdaab6172f732e525f62edcfe2009b93cf9387bbe476dba6684b194",
     "append_kv": "88253d8f2d0f186def7624ca430fbcaadbfa31a8d6bb9363d4a2961c19366de5",
     "rope": "882d4012481eb28a8af6fe1689e299e9cbe97f8df64f6d95f52fe8926d977871",
-    "attend_combine": "a41ce81a4a598a16128efd3b6773cc434631320b009240bd73c1b1a60e559656",
+    "attend_combine": "ee6b91134c556cc31eaa6581c7798fdbadca18bd73781c4667d84fb5c86bed97",
 }
 
 

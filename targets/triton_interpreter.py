@@ -10,7 +10,8 @@ Start the process with TRITON_INTERPRET=1: triton decides at import. A kernel th
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -106,13 +107,25 @@ def patch(builder: type[Any] = interpreter.InterpreterBuilder) -> None:
     builder.mlsdc_patched = True
 
 
-def launch(source: Path, entry: str, grid: int, args: Sequence[Array | int | float]) -> None:
-    """Run a generated kernel over its 1-D grid, in order. Arrays are passed as they lie in memory and written in place."""
+@contextmanager
+def backwards(grid: int) -> Iterator[None]:
+    """Run the programs of 1-D grids last to first: on a GPU their order is anybody's guess."""
+    builder = interpreter.interpreter_builder
+    forwards = builder.set_grid_idx
+    builder.set_grid_idx = lambda x, y, z: forwards(grid - 1 - x, y, z)
+    try:
+        yield
+    finally:
+        builder.set_grid_idx = forwards
+
+
+def launch(source: Path, entry: str, grid: int, args: Sequence[Array | int | float], *, reverse: bool = False) -> None:
+    """Run a generated kernel over its 1-D grid, one program after the other. Arrays are passed as they lie and written in place."""
     if os.environ.get("TRITON_INTERPRET") != "1":
         raise CompileError("the Triton interpreter needs TRITON_INTERPRET=1 in the environment before triton is imported")
     patch()
     kernel = load_source(source, entry)
-    with np.errstate(all="ignore"):
+    with np.errstate(all="ignore"), backwards(grid) if reverse else nullcontext():
         kernel[(grid,)](*(as_torch(arg) if isinstance(arg, np.ndarray) else arg for arg in args))
 
 

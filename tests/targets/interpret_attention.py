@@ -41,6 +41,7 @@ class Job:
     case: Case
     graph: Graph
     values: Mapping[str, Array]
+    reverse: bool = False
 
 
 @dataclass(frozen=True)
@@ -127,7 +128,7 @@ def interpret(job: Job, folder: Path) -> Outcome:
     memory = Memory(job, lowering)
     for call in lowering.calls:
         launch(source_of(call, folder), call.spec.key, call.grid, [
-            memory.argument(arg, entry.split(": ")[1]) for arg, entry in zip(call.args, call.spec.abi, strict=True)])
+            memory.argument(arg, entry.split(": ")[1]) for arg, entry in zip(call.args, call.spec.abi, strict=True)], reverse=job.reverse)
     return Outcome(memory.bytes("result").copy(), memory.bytes("pool").copy(), memory.harmed())
 
 

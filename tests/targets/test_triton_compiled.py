@@ -162,6 +162,12 @@ def test_a_source_that_does_not_compile_is_an_error_that_names_kernel_and_gpu(tm
         NvidiaTarget("h100", SERVING).build([wrong], tmp_path)
 
 
+def test_a_machine_without_triton_is_told_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(sys.modules, "triton", None)
+    with pytest.raises(CompileError, match=r"triton is not installed.*pip install mlsdc\[nvidia\]"):
+        build("h100", tmp_path, specs()[:1])
+
+
 def test_the_grid_is_fixed_so_that_a_graph_can_hold_it() -> None:
     assert all(call.count is None for call in attention(SMOLLM2).calls)
 

@@ -53,7 +53,7 @@ def jobs() -> list[Job]:
     found = [attention(name, lay_out(shape, random_batch(rng(seed), shape))) for seed, (name, shape) in enumerate(SHAPES.items())]
     tree, chunk, decode = small_batch()
     batch = lay_out(SMALL, [tree, chunk, decode])
-    found += [attention("batch", batch), attention("a8", batch, quantise=True)]
+    found += [attention("batch", batch), attention("a8", batch, quantise=True), replace(attention("backwards", batch), reverse=True)]
     found += [attention(f"first {m} rows", lay_out(SMALL, [tree.only(range(m))], pages_seed=m)) for m in range(1, 9)]
     found += [attention("full tree", lay_out(TINY, [drafted(rng(4), TINY, 30, random_parents(rng(5), 63))], limits=WIDE))]
     found += [attention("elsewhere", lay_out(SMALL, [decode, chunk, tree], pages_seed=99))]
@@ -148,6 +148,10 @@ def test_only_results_and_temporaries_are_written(run: Run) -> None:
 def test_rows_beyond_the_step_are_not_written(run: Run) -> None:
     result = run.outcomes["batch"].result.view(np.float32).reshape(LIMITS.max_num_batched_tokens, -1)
     assert np.all(np.isnan(result[run.cases["batch"].num_rows :]))
+
+
+def test_the_order_of_programs_does_not_matter(run: Run) -> None:
+    assert np.array_equal(run.rows("backwards"), run.rows("batch"))
 
 
 @pytest.mark.parametrize("m", range(1, 9))
