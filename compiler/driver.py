@@ -14,7 +14,7 @@ from mlsdc.compiler.errors import CompileError
 from mlsdc.compiler.graph import Graph, Weight
 from mlsdc.compiler.module import LevelModule, Module
 from mlsdc.compiler.observers import DumpObserver, ExplainObserver, ValidateObserver
-from mlsdc.compiler.pack import WeightFile, check_output, hash_files, staged, write_text, write_weights
+from mlsdc.compiler.pack import WeightFile, check_output, check_space, hash_files, staged, write_text, write_weights
 from mlsdc.compiler.pipeline import Pass, run_pipeline
 from mlsdc.compiler.progress import PassProgress, Progress, Silent
 from mlsdc.compiler.text import print_graph
@@ -63,6 +63,8 @@ def compile_model(config: Config | Mapping[str, Any] | Path | str, output: Path 
     with staged(output) as folder:
         progress.stage("kernels")
         programs, kernels = emit(module, target)
+        for place in (folder.parent, Path(tempfile.gettempdir())):
+            check_space(place, packed_bytes(module, target) + BUILD_BYTES if place == folder.parent else BUILD_BYTES)
         built = target.build(kernels, folder)
         files = {
             level: {name: write_text(folder, f"program/{target.name}/{level}.{name}.json", of_level[name].to_json()) for name in of_level}

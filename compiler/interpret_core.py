@@ -13,11 +13,11 @@ import torch.nn.functional as F
 from mlsdc.compiler import ops_core, ops_nn
 from mlsdc.compiler.interpret_state import KvState, StepTree
 from mlsdc.compiler.ops import Op
-from mlsdc.compiler.quantise import A8, Q4, Q8
+from mlsdc.compiler.quantise import A8, A16, Q4, Q8
 from mlsdc.compiler.types import DType
 
 Tensor: TypeAlias = torch.Tensor
-Value: TypeAlias = "Tensor | A8 | Q8 | Q4 | KvState | StepTree"
+Value: TypeAlias = "Tensor | A8 | A16 | Q8 | Q4 | KvState | StepTree"
 
 
 @dataclass(frozen=True)

@@ -9,20 +9,21 @@ import torch
 from mlsdc.compiler import ops_quant
 from mlsdc.compiler.interpret_core import UNARY, Context, Tensor, Value, evaluates, normalised, rotated
 from mlsdc.compiler.interpret_state import KvState, StepTree
-from mlsdc.compiler.quantise import A8, Q4, Q8, linear_q, quantise_a8
+from mlsdc.compiler.quantise import A8, A16, Q4, Q8, linear_q, quantise_a8, quantise_a16
 
 
-def quantised(x: Tensor) -> A8:
-    return quantise_a8(x.to(torch.float32).numpy())
+def quantised(x: Tensor, wide: bool = False) -> A8 | A16:
+    plain = x.to(torch.float32).numpy()
+    return quantise_a16(plain) if wide else quantise_a8(plain)
 
 
-def multiplied(h: A8, weight: Q8 | Q4, context: Context) -> Tensor:
+def multiplied(h: A8 | A16, weight: Q8 | Q4, context: Context) -> Tensor:
     return torch.from_numpy(linear_q(h, weight)).to(context.real)
 
 
 @evaluates(ops_quant.Quantise)
 def quantise(op: ops_quant.Quantise, inputs: tuple[Any, ...], context: Context) -> Value:
-    return quantised(inputs[0])
+    return quantised(inputs[0], op.wide)
 
 
 @evaluates(ops_quant.LinearQ)
@@ -35,7 +36,7 @@ def linear_q_(op: ops_quant.LinearQ, inputs: tuple[Any, ...], context: Context) 
 
 @evaluates(ops_quant.NormQuantise)
 def norm_quantise(op: ops_quant.NormQuantise, inputs: tuple[Any, ...], context: Context) -> Value:
-    return quantised(normalised(inputs[0], inputs[1], op.eps, op.offset))
+    return quantised(normalised(inputs[0], inputs[1], op.eps, op.offset), op.wide)
 
 
 @evaluates(ops_quant.GatedQuantise)

@@ -11,21 +11,23 @@ from mlsdc.compiler.types import GROUP, DType, TensorType, Type
 PACKED = (DType.Q8, DType.Q4)
 
 
-def quantised(x: TensorType) -> TensorType:
+def quantised(x: TensorType, wide: bool = False) -> TensorType:
     last = x.shape[-1]
     if not isinstance(last, int) or last % GROUP:
         raise Mismatch(f"cannot quantise {x}: the last axis must be a multiple of {GROUP}")
-    return TensorType(DType.A8, x.shape)
+    return TensorType(DType.A16 if wide else DType.A8, x.shape)
 
 
 @op("quantise")
 @dataclass(frozen=True)
 class Quantise(Op):
-    """x f32[rows, k] -> a8[rows, k]: per row and group of 32, scale = max|x| / 127, q = round(x / scale) to nearest even."""
+    """x f32[rows, k] -> a8[rows, k]: per row and group of 32, scale = max|x| / 127, q = round(x / scale) to nearest even. `wide`: a16."""
+
+    wide: bool = False
 
     def infer(self, *inputs: Type) -> Type:
         expect_arity(inputs, 1)
-        return quantised(expect_tensor(inputs[0], "input", rank=2, dtypes=(DType.F32,)))
+        return quantised(expect_tensor(inputs[0], "input", rank=2, dtypes=(DType.F32,)), self.wide)
 
 
 @op("linear_q")
@@ -41,7 +43,7 @@ class LinearQ(Op):
 
     def infer(self, *inputs: Type) -> Type:
         expect_arity(inputs, 2 + self.bias + self.residual)
-        h = expect_tensor(inputs[0], "input", rank=2, dtypes=(DType.A8,))
+        h = expect_tensor(inputs[0], "input", rank=2, dtypes=(DType.A8, DType.A16))
         weight = expect_tensor(inputs[1], "weight", rank=2, dtypes=PACKED)
         expect_equal(weight.shape[1], h.shape[1], "columns of the weight")
         out = TensorType(DType.F32, (h.shape[0], weight.shape[0]))
@@ -55,17 +57,18 @@ class LinearQ(Op):
 @op("norm_quantise")
 @dataclass(frozen=True)
 class NormQuantise(Op):
-    """quantise(rms_norm(x, weight)): x f32[rows, k] -> a8[rows, k]."""
+    """quantise(rms_norm(x, weight)): x f32[rows, k] -> a8[rows, k]. `wide`: a16."""
 
     eps: float
     offset: float = 0.0
+    wide: bool = False
 
     def infer(self, *inputs: Type) -> Type:
         expect_arity(inputs, 2)
         x = expect_tensor(inputs[0], "input", rank=2, dtypes=(DType.F32,))
         weight = expect_tensor(inputs[1], "weight", rank=1)
         expect_equal(weight.shape[0], x.shape[1], "length of the weight")
-        return quantised(x)
+        return quantised(x, self.wide)
 
 
 @op("gated_quantise")

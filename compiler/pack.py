@@ -5,6 +5,8 @@ Same inputs give the same bytes: nothing here knows the time, the machine or a p
 
 from __future__ import annotations
 
+import fcntl
+import glob
 import hashlib
 import json
 import os
@@ -42,17 +44,21 @@ def staged(output: Path) -> Iterator[Path]:
     output = Path(os.path.abspath(output))
     check_output(output)
     folder = output.with_name(f".{output.name}.partial-{os.getpid()}")
+    _remove_stale(output)
     try:
         folder.mkdir()
+        lock = os.open(folder, os.O_RDONLY)
     except OSError as error:
         raise CompileError(f"{output}: cannot be written: {error.strerror}") from None
     try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
         yield folder
         _sync(folder)
         _replace(folder, output)
     except OSError as error:
         raise CompileError(f"{output.name}: packing stopped, nothing was written: {_reason(error, folder)}") from error
     finally:
+        os.close(lock)
         shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -118,6 +124,26 @@ def hash_files(folder: Path, leave_out: frozenset[str] = frozenset()) -> dict[st
             with path.open("rb") as file:
                 hashes[name] = hashlib.file_digest(file, "sha256").hexdigest()
     return hashes
+
+
+def check_space(folder: Path, needed: int) -> None:
+    """Raises CompileError if the disk of `folder` has less than `needed` bytes left: LLVM ends the process when it runs full."""
+    free = shutil.disk_usage(folder).free
+    if free < needed:
+        raise CompileError(f"{folder}: {free} bytes are free, packing needs about {needed}")
+
+
+def _remove_stale(output: Path) -> None:
+    """Folders that a killed compile left: whoever still works in one holds its lock."""
+    for folder in output.parent.glob(f".{glob.escape(output.name)}.partial-*"):
+        lock = os.open(folder, os.O_RDONLY)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(folder, ignore_errors=True)
+        except BlockingIOError:
+            pass
+        finally:
+            os.close(lock)
 
 
 def _replace(folder: Path, output: Path) -> None:

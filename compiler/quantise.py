@@ -4,7 +4,8 @@ Groups of 32 run along the last axis. `codes` keep the logical shape; `scales` (
 
     q8   w = scale * q            scale = f16(max|w| / 127)     q = round(w / scale), clipped to -127..127
     q4   w = scale * q + min      scale = f16((max - min) / 15) q = round((w - min) / scale), clipped to 0..15, min = f16(min w)
-    a8   x = scale * q            scale = f32(max|x| / 127)     q = round(x / scale)
+    a8   x = scale * q            scale = max|x| * f32(1/127)   q = round(x * (127 / max|x|))
+    a16  x = high + low           high = a8 of x                low = a8 of x - scale * q, in f32
 
 Rounding is to nearest even, a group of zeros has scale 0 and codes 0, and all arithmetic is f32 with the rounded scale.
 """
@@ -20,6 +21,7 @@ import numpy.typing as npt
 from mlsdc.compiler.types import GROUP
 
 Array: TypeAlias = npt.NDArray[Any]
+TINY = np.float32(1e-30)  # a group of activations below it counts as zeros: 127 / max|x| must stay finite
 Q4_1_BYTES = 20  # f16 scale, f16 min, 16 bytes of nibbles: element i low, element i + 16 high
 Q8_0_BYTES = 34  # f16 scale, 32 int8
 
@@ -67,6 +69,23 @@ class A8:
         return spread(self.scales) * self.codes.astype(np.float32)
 
 
+@dataclass(frozen=True, eq=False)
+class A16:
+    """Two a8 planes that add up: 15 bits of x for twice the dots."""
+
+    high: A8
+    low: A8
+
+    @property
+    def codes(self) -> Array:
+        """The high plane's codes: what has a16's shape."""
+        return self.high.codes
+
+    def dequantise(self) -> Array:
+        """f32[rows, k]"""
+        return self.high.dequantise() + self.low.dequantise()
+
+
 def quantise_q8(w: Array) -> Q8:
     """w f32[n, k] -> q8. Raises ValueError when k is not a multiple of 32."""
     groups = grouped(w)
@@ -86,15 +105,25 @@ def quantise_q4(w: Array) -> Q4:
 def quantise_a8(x: Array) -> A8:
     """x f32[rows, k] -> a8. Raises ValueError when k is not a multiple of 32."""
     groups = grouped(x)
-    scales = np.abs(groups).max(-1) / np.float32(127)
-    return A8(ungrouped(np.clip(np.rint(divided(groups, scales)), -127, 127), np.int8), scales)
+    top = np.abs(groups).max(-1)
+    inverse = np.divide(np.float32(127), top, out=np.zeros_like(top), where=top > TINY)
+    return A8(ungrouped(np.clip(np.rint(groups * inverse[..., None]), -127, 127), np.int8), top * np.float32(1 / 127))
 
 
-def linear_q(h: A8, w: Q8 | Q4) -> Array:
+def quantise_a16(x: Array) -> A16:
+    """x f32[rows, k] -> a16. Raises ValueError when k is not a multiple of 32."""
+    high = quantise_a8(x)
+    return A16(high, quantise_a8(np.asarray(x, np.float32) - high.dequantise()))
+
+
+def linear_q(h: A8 | A16, w: Q8 | Q4) -> Array:
     """`h @ w^T` -> f32[rows, n]: exact integer dots per group, then `acc += dot * (h.scale * w.scale)` in f32, in group order.
+    The planes of a16 are multiplied one by one and added last.
 
     With q4 each group also adds `(h.scale * w.min) * sum(h.codes)`.
     """
+    if isinstance(h, A16):
+        return linear_q(h.high, w) + linear_q(h.low, w)
     rows, k = h.codes.shape
     acc = np.zeros((rows, w.codes.shape[0]), np.float32)
     for g in range(k // GROUP):

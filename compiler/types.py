@@ -11,7 +11,7 @@ class DType(enum.StrEnum):
     """Element types. `q8`, `q4` are packed weights and `a8` quantised activations: logical shapes, groups of 32 along the last axis.
 
     q8: int8 values, one f16 scale a group. q4: 4-bit values, f16 scale and f16 minimum a group (w = scale * q + min).
-    a8: int8 values with one f32 scale = max|x| / 127 a group of a row.
+    a8: int8 values with one f32 scale = max|x| / 127 a group of a row. a16: the same of x, and again of what that leaves: two int8 planes.
     """
 
     F32 = "f32"
@@ -25,10 +25,11 @@ class DType(enum.StrEnum):
     Q8 = "q8"
     Q4 = "q4"
     A8 = "a8"
+    A16 = "a16"
 
     @property
     def packed(self) -> bool:
-        return self in (DType.Q8, DType.Q4, DType.A8)
+        return self in (DType.Q8, DType.Q4, DType.A8, DType.A16)
 
 
 GROUP = 32  # elements that share a scale in q8, q4 and a8

@@ -83,7 +83,7 @@ def take_quantise(editor: Editor, quantise: Node) -> bool:
     """Let the attention behind a quantise write quantised rows."""
     merged = inner(editor, quantise, 0, Reshape)
     attention = merged and inner(editor, merged, 0, PagedAttention)
-    if not (merged and attention):
+    if quantise.op != Quantise() or not (merged and attention):
         return False
     match attention.op, attention.type, merged.type:
         case PagedAttention() as op, TensorType(_, (rows, int(heads), int(dim))), TensorType(_, flat):

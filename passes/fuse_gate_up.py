@@ -40,7 +40,7 @@ class FuseGateUp(GraphPass):
 
 def fuse(editor: Editor, quantise: Node) -> bool:
     product = editor.producer(quantise, 0, Binary)
-    if product is None or product.op != Binary("mul") or editor.only_user(product.name) is None:
+    if quantise.op != Quantise() or product is None or product.op != Binary("mul") or editor.only_user(product.name) is None:
         return False
     halves = match_halves(editor, product)
     if halves is None:

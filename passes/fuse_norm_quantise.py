@@ -37,8 +37,8 @@ def fuse(editor: Editor, quantise: Node) -> bool:
     norm = editor.producer(quantise, 0, RmsNorm)
     if norm is None or editor.only_user(norm.name) is None:
         return False
-    assert isinstance(norm.op, RmsNorm)
-    editor.replace(norm.name, NormQuantise(norm.op.eps, norm.op.offset), *norm.inputs)
+    assert isinstance(norm.op, RmsNorm) and isinstance(quantise.op, Quantise)
+    editor.replace(norm.name, NormQuantise(norm.op.eps, norm.op.offset, quantise.op.wide), *norm.inputs)
     editor.redirect(quantise.name, norm.name)
     return True
 

@@ -30,7 +30,7 @@ class QuantiseWeights(GraphPass):
         %w.q = weight() : q8[576, 576]    %h.a8 = quantise(%h)    %q = linear_q(%h.a8, %w.q)    %k = linear_q(%h.a8, %w.k)
 
     `weights` int8 packs as q8. int4 packs as q4, but for embeddings and the head (whose errors the softmax does not forgive): q8.
-    none changes nothing. A bias stays f32 and moves into linear_q. An embedding keeps its op, its table is packed.
+    The head reads a16 for the same reason: its input is rounded last. none changes nothing. A bias stays f32 and moves into linear_q. An embedding keeps its op, its table is packed.
 
     Declines, weight by weight: columns that are no multiple of 32; a weight that anything but linears (of rank-2 inputs) and
     embeddings reads, or that is an output.
@@ -57,7 +57,7 @@ class QuantiseWeights(GraphPass):
         editor.retype(weight.name, weight.type.with_dtype(dtype))
         for linear in linears:
             x, *rest = linear.inputs
-            editor.replace(linear.name, LinearQ(bias=len(rest) == 2), quantised(editor, x), *rest)
+            editor.replace(linear.name, LinearQ(bias=len(rest) == 2), quantised(editor, x, is_head(editor, linear)), *rest)
         return True
 
 
@@ -81,9 +81,9 @@ def is_head(editor: Editor, linear: Node) -> bool:
     return editor.is_output(linear.name) or any(isinstance(user.op, ArgMax) for user in editor.users(linear.name))
 
 
-def quantised(editor: Editor, x: str) -> str:
-    """The one quantised form of a value."""
+def quantised(editor: Editor, x: str, wide: bool) -> str:
+    """The one quantised form of a value, a8 or a16."""
     for user in editor.users(x):
-        if isinstance(user.op, Quantise):
+        if user.op == Quantise(wide):
             return user.name
-    return editor.add(free(editor, f"{x}.a8"), Quantise(), x, origin=editor[x].origin)
+    return editor.add(free(editor, f"{x}.{'a16' if wide else 'a8'}"), Quantise(wide), x, origin=editor[x].origin)

@@ -134,10 +134,15 @@ def storage(type_: Type) -> int:
         return 0
     sizes = [size.hi if isinstance(size, Dim) else size for size in type_.shape]
     rows = padded(sizes[0], 8)
-    if type_.dtype is DType.A8:
-        return a8_offsets(rows, sizes[1])[2]
+    if type_.dtype in (DType.A8, DType.A16):
+        return a8_offsets(rows * planes_of(type_), sizes[1])[2]
     element = {DType.BOOL: 1, DType.BF16: 2}.get(type_.dtype, 4)
     return padded(rows * int(np.prod(sizes[1:])) * element, 64)
+
+
+def planes_of(type_: TensorType) -> int:
+    """Rows of the a8 layout that a row of the value takes."""
+    return 2 if type_.dtype is DType.A16 else 1
 
 
 def a8_args(value: str, rows_padded: int, k: int) -> tuple[CallArg, ...]:
@@ -198,12 +203,12 @@ def rope(node: Node, graph: Graph, columns: int, start: int, heads: int, dim: in
 
 @lowers(ops_quant.Quantise)
 def lower_quantise(target: CpuTarget, node: Node, op: ops_quant.Quantise, graph: Graph) -> Lowering:
-    return quantise(node, P.NormQuantise(*counted(node), whole_columns(node.type)))
+    return quantise(node, P.NormQuantise(*counted(node), whole_columns(node.type), planes=1 + op.wide))
 
 
 @lowers(ops_quant.NormQuantise)
 def lower_norm_quantise(target: CpuTarget, node: Node, op: ops_quant.NormQuantise, graph: Graph) -> Lowering:
-    return quantise(node, P.NormQuantise(*counted(node), whole_columns(node.type), True, op.eps, op.offset))
+    return quantise(node, P.NormQuantise(*counted(node), whole_columns(node.type), True, op.eps, op.offset, 1 + op.wide))
 
 
 def counted(node: Node) -> tuple[int, int]:
@@ -219,7 +224,7 @@ def whole_columns(type_: Type) -> int:
 def quantise(node: Node, params: P.NormQuantise) -> Lowering:
     _, count, rows = rows_of(node.type)
     kernel = spec("norm_quantise", params, "X: f32", *(("G: f32",) if params.norm else ()), *A8_IN, "H: i32")
-    args = (*(ValueRef(i) for i in node.inputs), *a8_args(node.name, rows, params.k), HEADER)
+    args = (*(ValueRef(i) for i in node.inputs), *a8_args(node.name, rows * params.planes, params.k), HEADER)
     return Lowering((Call(kernel, 1, count, args),), storage(node.type))
 
 
@@ -232,10 +237,11 @@ def lower_linear_q(target: CpuTarget, node: Node, op: ops_quant.LinearQ, graph: 
     if n % 16:
         return Declined(f"{n} output columns; the CPU's blocks have 16")
     index, _, rows = rows_of(node.type)
-    params = P.LinearQ8(index, rows, n, k, target.isa.dot, op.bias, op.residual)
+    planes = planes_of(input_type(graph, node, 0))
+    params = P.LinearQ8(index, rows, n, k, target.isa.dot, op.bias, op.residual, planes)
     extra = (("B: f32",) if op.bias else ()) + (("R: f32",) if op.residual else ())
     kernel = spec("linear_q8", params, "W: q8", *A8_IN, "Y: f32", *extra, "H: i32")
-    args = (ValueRef(node.inputs[1]), *a8_args(node.inputs[0], rows, k), ValueRef(node.name), *(ValueRef(i) for i in node.inputs[2:]), HEADER)
+    args = (ValueRef(node.inputs[1]), *a8_args(node.inputs[0], rows * planes, k), ValueRef(node.name), *(ValueRef(i) for i in node.inputs[2:]), HEADER)
     return Lowering((Call(kernel, n // 16, None, args),), storage(node.type), in_place_of=node.inputs[-1] if op.residual else None)
 
 
@@ -329,3 +335,6 @@ def lower_argmax(target: CpuTarget, node: Node, op: ops_core.ArgMax, graph: Grap
 @lowers(ops_core.Reshape)
 def lower_reshape(target: CpuTarget, node: Node, op: ops_core.Reshape, graph: Graph) -> Lowering:
     return Lowering((), 0, alias_of=node.inputs[0])
+
+
+from mlsdc.targets import cpu_plain  # noqa: E402, F401  (registers the unfused ops; it needs what stands above)

@@ -47,7 +47,7 @@ class Rows(TirParams):
 
 @dataclass(frozen=True)
 class LinearQ8(Rows):
-    """y[rows, n] = h[rows, k] @ W[n, k]^T, W in 16-row blocks of q8 (targets/cpu_layout.py)."""
+    """y[rows, n] = h[rows, k] @ W[n, k]^T, W in 16-row blocks of q8 (targets/cpu_layout.py). Two planes: h is a16, pairs of rows add up."""
 
     stem = "linear_q8"
     n: int = 0
@@ -55,6 +55,7 @@ class LinearQ8(Rows):
     isa: str = named("", default="vnni512")  # type: ignore[assignment]
     bias: bool = False
     residual: bool = False
+    planes: int = named("planes", default=1)  # type: ignore[assignment]
 
     @property
     def k_padded(self) -> int:
@@ -74,6 +75,7 @@ class GatedQ8(Rows):
     k: int = 0
     act: str = named("", default="silu")  # type: ignore[assignment]
     isa: str = named("", default="vnni512")  # type: ignore[assignment]
+    planes = 1
 
     @property
     def k_padded(self) -> int:
@@ -90,13 +92,14 @@ class GatedQ8(Rows):
 
 @dataclass(frozen=True)
 class NormQuantise(Rows):
-    """a8[rows, k] = quantise(rms_norm(x)) or, without `norm`, quantise(x)."""
+    """a8[rows, k] = quantise(rms_norm(x)) or, without `norm`, quantise(x). Two planes: a16, rows 2r and 2r + 1 of a tile."""
 
     stem = "quantise"
     k: int = 0
     norm: bool = False
     eps: float = named("", default=0.0)  # type: ignore[assignment]
     offset: float = named("", default=0.0)  # type: ignore[assignment]
+    planes: int = named("planes", default=1)  # type: ignore[assignment]
 
     @property
     def k_padded(self) -> int:
