@@ -62,8 +62,11 @@ def load_function(source: Path, spec: KernelSpec) -> Any:
 
 
 def first_line(error: BaseException) -> str:
+    """What an error says first; one that only announces (`... failed:`) with the line it announces."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0] if lines else type(error).__name__
+    if not lines:
+        return type(error).__name__
+    return " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]
 
 
 @cache
