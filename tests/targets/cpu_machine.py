@@ -1,6 +1,7 @@
-"""Runs graphs on the CPU target's own kernels, launch by launch, every value in a buffer of its own: what kernel tests compare with the interpreter.
+"""Runs graphs on the CPU target's own kernels, launch by launch: what kernel tests compare with the interpreter.
 
-All memory is poisoned first (0xFF: NaN in f32 and bf16), so what a kernel leaves out or reads too far shows.
+Every value has a buffer of its own. All memory is poisoned first (0xFF: NaN in f32 and bf16), so what a kernel leaves out or reads too
+far shows.
 """
 
 from __future__ import annotations
@@ -17,13 +18,13 @@ import pytest
 
 from mlsdc.compiler.graph import Graph, Input, Node, Weight
 from mlsdc.compiler.quantise import A8, Q8
-from mlsdc.compiler.types import DType, TensorType
+from mlsdc.compiler.types import GROUP, DType, TensorType
 from mlsdc.runtime.program import FloatArg, InputArg, IntArg, PoolArg
 from mlsdc.runtime.step import INPUTS, Header, Limits, StepBuffers, aligned
 from mlsdc.targets.cpu import CpuTarget, kv_geometry, storage
 from mlsdc.targets.cpu_build import ENTRY
 from mlsdc.targets.cpu_isa import ISAS
-from mlsdc.targets.cpu_layout import GROUP, a8_offsets, pack_q8, padded, unpack_a8
+from mlsdc.targets.cpu_layout import a8_offsets, pack_q8, padded, unpack_a8
 from mlsdc.targets.protocol import Call, Declined, KernelSpec, Lowering, TempRef, ValueRef
 from tests.once import once
 
@@ -116,6 +117,10 @@ class Machine:
                 assert_guarded(f"%{node.name}: {name}", array)
         return memory
 
+    def launch(self, lowering: Lowering, buffers: StepBuffers, pool: Array, ranges: Ranges = whole) -> None:
+        """A lowering over step inputs and the pool only."""
+        self._launch(lowering, {}, {}, buffers, pool, ranges)
+
     def _launch(self, lowering: Lowering, memory: dict[str, Array], temps: dict[str, Array], buffers: StepBuffers, pool: Array | None,
                 ranges: Ranges) -> None:
         for call in lowering.calls:
@@ -127,7 +132,7 @@ class Machine:
     def _argument(self, arg: Any, memory: dict[str, Array], temps: dict[str, Array], buffers: StepBuffers, pool: Array | None
                   ) -> int | float | Array:
         if isinstance(arg, ValueRef):
-            return getattr(buffers, arg.value) if arg.value in INPUTS else memory[arg.value][arg.offset :]  # type: ignore[no-any-return]
+            return getattr(buffers, arg.value) if arg.value in INPUTS else memory[arg.value][arg.offset :]
         if isinstance(arg, TempRef):
             return temps[arg.temp]
         if isinstance(arg, InputArg):
@@ -161,7 +166,8 @@ def poisoned(num_bytes: int) -> Array:
 
 def assert_guarded(name: str, memory: Array) -> None:
     """Raises AssertionError if something was written beyond the end or before the start of memory that `poisoned` gave."""
-    around = np.frombuffer((ctypes.c_char * (memory.nbytes + 2 * GUARD)).from_address(memory.ctypes.data - GUARD), np.uint8)
+    size = memory.nbytes + 2 * GUARD
+    around: Array = np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(memory.ctypes.data - GUARD))
     assert (around[:GUARD] == POISON).all(), f"written before {name}"
     assert (around[GUARD + memory.nbytes :] == POISON).all(), f"written beyond {name}"
 

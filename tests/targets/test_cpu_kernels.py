@@ -17,9 +17,9 @@ from mlsdc.compiler.graph import Builder, Graph
 from mlsdc.compiler.interpret_core import UNARY, normalised, rotated
 from mlsdc.compiler.ops import Op
 from mlsdc.compiler.quantise import A8, Q8, quantise_a8, quantise_q8
-from mlsdc.compiler.types import Dim, DType, TensorType
+from mlsdc.compiler.types import GROUP, Dim, DType, TensorType
 from mlsdc.runtime.step import Limits
-from tests.targets.cpu_machine import GROUP, Machine, counted, get, get_a8, one_by_one_backwards, whole
+from tests.targets.cpu_machine import Machine, counted, get, get_a8, one_by_one_backwards, whole
 
 Array = npt.NDArray[Any]
 LIMITS = Limits(max_model_len=128, max_num_seqs=4, max_num_batched_tokens=24, max_logit_rows=24, max_tree_nodes=15)
@@ -64,7 +64,8 @@ def norm(k: int, eps: float, offset: float = 0.0, rows: Dim = ROWS) -> Kernel:
 
 
 LINEARS = {
-    "linear": linear(48, 64), "linear of one group": linear(16, 32), "linear that pads": linear(112, 160), "bias": linear(48, 96, bias=True),
+    "linear": linear(48, 64), "linear of one group": linear(16, 32), "linear that pads": linear(112, 160),
+    "bias": linear(48, 96, bias=True),
     "residual": linear(64, 576, residual=True), "bias and residual": linear(16, 96, bias=True, residual=True),
     "head": linear(1008, 96, rows=OUT),
 }  # fmt: skip
@@ -74,8 +75,10 @@ QUANTISERS = {
     "norm": norm(576, 1e-5), "norm that pads": norm(96, 1e-6), "gemma norm": norm(64, 1e-6, 1.0), "head norm": norm(32, 1e-5, rows=OUT),
 }  # fmt: skip
 ROPES = {
-    "rope": Kernel(ops_nn.Rope(), (f32(ROWS, 3, 64), f32(ROWS, 2, 32))), "narrow rope": Kernel(ops_nn.Rope(), (f32(ROWS, 2, 80), f32(ROWS, 2, 40))),
+    "rope": Kernel(ops_nn.Rope(), (f32(ROWS, 3, 64), f32(ROWS, 2, 32))),
+    "narrow rope": Kernel(ops_nn.Rope(), (f32(ROWS, 2, 80), f32(ROWS, 2, 40))),
     "partial rope": Kernel(ops_nn.Rope(), (f32(ROWS, 2, 64), f32(ROWS, 2, 12))),
+    "odd partial rope": Kernel(ops_nn.Rope(), (f32(ROWS, 2, 32), f32(ROWS, 2, 5))),
     "rope slice": Kernel(ops_quant.RopeSlice(64, 2, 32), (f32(ROWS, 192), f32(ROWS, 2, 16))),
 }  # fmt: skip
 ROW_WISE = {**LINEARS, **GATED, **QUANTISERS, **ROPES}

@@ -1,0 +1,311 @@
+"""Paged attention, KV writes and commits on the CPU: float64 over the pool's bytes, exact bytes, and law L2."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mlsdc.compiler.graph import Builder, Graph
+from mlsdc.compiler.ops_kv import AppendKv, PagedAttention
+from mlsdc.compiler.ops_quant import AppendKvSlice
+from mlsdc.compiler.quantise import quantise_a8
+from mlsdc.compiler.types import Dim, DType, KvType, TensorType, TreeType
+from mlsdc.runtime.step import Header, Limits, StepBuffers
+from tests.targets.attention_vectors import Case, Sequence, Shape, drafted, lay_out, prefilled, random_batch, random_parents
+from tests.targets.cpu_machine import Array, Machine, get, get_a8, one_by_one_backwards, poisoned, whole
+
+LIMITS = Limits(max_model_len=1024, max_num_seqs=6, max_num_batched_tokens=72, max_logit_rows=16, max_tree_nodes=63)
+ROWS = Dim("rows", 1, LIMITS.max_num_batched_tokens)
+SHAPES = {
+    "smollm2": Shape(9, 3, 64, page_size=32), "pages of 16": Shape(4, 4, 64, page_size=16), "pages of 64": Shape(2, 1, 64, page_size=64),
+    "four a group": Shape(8, 2, 80, page_size=16), "six of one": Shape(6, 1, 96, page_size=32, num_layers=3, layer=0),
+    "eight a group": Shape(8, 1, 128, page_size=32), "llama": Shape(8, 2, 128, page_size=16), "wide": Shape(4, 2, 256, page_size=32),
+    "wide alone": Shape(2, 2, 256, page_size=64, num_layers=1, layer=0), "narrow": Shape(4, 2, 16, page_size=16),
+    "window of 40": Shape(4, 2, 64, page_size=32, window=40), "window of 300": Shape(3, 1, 80, page_size=16, window=300),
+    "window of one": Shape(2, 1, 64, page_size=16, window=1),
+}  # fmt: skip
+QUANTISED = ("smollm2", "four a group", "window of 40")
+SOME = ("smollm2", "four a group", "wide", "window of 40")
+
+
+def attention_graph(shape: Shape, *, quantise: bool = False) -> Graph:
+    g = shape.geometry
+    b = Builder(f"attend {shape} {quantise}")
+    q = b.input("q", TensorType(DType.F32, (ROWS, shape.heads, shape.head_dim)))
+    kv = b.input("kv", KvType(g.format, g.page_size, g.num_layers, g.num_kv_heads, g.head_dim))
+    op = PagedAttention(shape.layer, shape.scale, shape.window, shape.softcap, quantise)
+    return b.build(result=b.add("result", op, q, kv, b.input("tree", TreeType())))
+
+
+def append_graph(shape: Shape, half: int, *, fused: bool) -> Graph:
+    """Fused: a projection of [2 query heads | k | v] columns."""
+    g, width = shape.geometry, shape.kv_heads * shape.head_dim
+    b = Builder(f"append {shape} {half} {fused}")
+    kv = b.input("kv", KvType(g.format, g.page_size, g.num_layers, g.num_kv_heads, g.head_dim))
+    tree = b.input("tree", TreeType())
+    if not fused:
+        k, v = (b.input(name, TensorType(DType.F32, (ROWS, shape.kv_heads, shape.head_dim))) for name in ("k", "v"))
+        return b.build(result=b.add("result", AppendKv(shape.layer), kv, k, v, tree))
+    x = b.input("x", TensorType(DType.F32, (ROWS, 2 * shape.head_dim + 2 * width)))
+    table = b.input("table", TensorType(DType.F32, (ROWS, 2, half)))
+    op = AppendKvSlice(shape.layer, 2 * shape.head_dim, 2 * shape.head_dim + width)
+    return b.build(result=b.add("result", op, kv, x, table, tree))
+
+
+APPENDS = {
+    "smollm2": (SHAPES["smollm2"], 32), "pages of 16": (SHAPES["pages of 16"], 32), "four a group": (SHAPES["four a group"], 40),
+    "partial": (Shape(2, 2, 64, page_size=64), 12), "odd partial": (Shape(2, 1, 32, page_size=16), 5),
+    "narrow": (SHAPES["narrow"], 8), "wide": (SHAPES["wide"], 128),
+}  # fmt: skip
+GRAPHS = {
+    **{name: attention_graph(shape) for name, shape in SHAPES.items()},
+    **{f"{name} a8": attention_graph(SHAPES[name], quantise=True) for name in QUANTISED},
+    **{f"{name} append": append_graph(shape, half, fused=False) for name, (shape, half) in APPENDS.items()},
+    **{f"{name} slice": append_graph(shape, half, fused=True) for name, (shape, half) in APPENDS.items()},
+}
+
+
+@pytest.fixture(scope="module")
+def machine(tmp_path_factory: pytest.TempPathFactory) -> Machine:
+    return Machine.build(tmp_path_factory, "cpu-attention", LIMITS, GRAPHS.values())
+
+
+def attend(machine: Machine, name: str, case: Case, ranges: Any = whole) -> Array:
+    """f32[rows, heads, d]"""
+    pool = case.pool.copy()
+    memory = machine.run(GRAPHS[name], {"q": case.q}, case.buffers, pool, ranges=ranges)
+    assert np.array_equal(pool, case.pool), "attention reads the pool"
+    return get(memory["result"], case.num_rows, case.shape.heads, case.shape.head_dim)
+
+
+def lay(shape: Shape, sequences: list[Sequence], seed: int = 0) -> Case:
+    return lay_out(shape, sequences, pages_seed=seed, limits=LIMITS)
+
+
+def rows_of(case: Case, found: Array) -> list[Array]:
+    """Results by sequence."""
+    seqs = range(int(case.buffers.header[Header.SEQS]))
+    return [found[int(case.buffers.seq_row[s]) :][: int(case.buffers.seq_rows[s])] for s in seqs]
+
+
+# --- numbers ---
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("name", SHAPES)
+def test_attention_of_mixed_batches_is_float64s(machine: Machine, name: str, seed: int) -> None:
+    shape = SHAPES[name]
+    rng = np.random.default_rng(seed)
+    case = lay(shape, random_batch(rng, shape, num_seqs=2 + 2 * seed, limits=LIMITS), seed)
+    assert np.abs(attend(machine, name, case) - case.expected).max() < 1e-5
+
+
+@pytest.mark.parametrize("ctx", [0, 1, 15, 16, 63, 64, 65, 127, 128, 200, 255, 256, 257, 319, 320, 511, 512, 700, 960])
+def test_attention_is_right_around_every_border_of_blocks_and_spans(machine: Machine, ctx: int) -> None:
+    for name in ("smollm2", "window of 40", "window of 300"):
+        shape = SHAPES[name]
+        rng = np.random.default_rng(ctx)
+        case = lay(shape, [drafted(rng, shape, ctx, random_parents(rng, 40)), prefilled(rng, shape, ctx, 20)], ctx)
+        assert np.abs(attend(machine, name, case) - case.expected).max() < 1e-5
+
+
+def test_the_largest_chain_and_star_read_their_own_path(machine: Machine) -> None:
+    shape = SHAPES["smollm2"]
+    rng = np.random.default_rng(0)
+    for parents in (range(-1, 62), [-1] * 63, [-1, *[0] * 62]):
+        for ctx in (0, 250):
+            case = lay(shape, [drafted(rng, shape, ctx, parents)])
+            assert np.abs(attend(machine, "smollm2", case) - case.expected).max() < 1e-5
+
+
+@pytest.mark.parametrize("name", SOME)
+def test_large_scores_stay_finite_and_right(machine: Machine, name: str) -> None:
+    shape = SHAPES[name]
+    rng = np.random.default_rng(1)
+    sequence = drafted(rng, shape, 300, [-1, 0, 0])
+    case = lay(shape, [replace(sequence, q=sequence.q * 60)])  # scores in the hundreds: one weight takes nearly all
+    assert np.abs(attend(machine, name, case) - case.expected).max() < 2e-4
+
+
+@pytest.mark.parametrize("name", QUANTISED)
+def test_quantised_attention_has_the_codes_of_its_float_result(machine: Machine, name: str) -> None:
+    shape = SHAPES[name]
+    for seed in range(3):
+        rng = np.random.default_rng(seed)
+        case = lay(shape, random_batch(rng, shape, limits=LIMITS), seed)
+        graph = GRAPHS[f"{name} a8"]
+        memory = machine.run(graph, {"q": case.q}, case.buffers, case.pool.copy())
+        type_ = graph["result"].type
+        assert isinstance(type_, TensorType)
+        a8, corrections = get_a8(memory["result"], type_, case.num_rows)
+        columns = shape.heads * shape.head_dim
+        wanted = quantise_a8(attend(machine, name, case).reshape(case.num_rows, -1))
+        assert np.allclose(a8.scales[:, : columns // 32], wanted.scales, rtol=3e-7, atol=0)
+        assert (np.abs(a8.codes[:, :columns].astype(int) - wanted.codes) <= 1).all()
+        assert (a8.codes[:, :columns] == wanted.codes).mean() > 0.999
+        assert np.array_equal(corrections, -128 * a8.codes.reshape(case.num_rows, -1, 32).astype(np.int32).sum(-1))
+        assert not a8.codes[:, columns:].any()
+
+
+# --- law L2 ---
+
+
+@pytest.mark.parametrize("name", SOME)
+@given(seed=st.integers(0, 2**32), order=st.permutations(range(4)))
+@settings(max_examples=8)
+def test_a_sequences_bits_survive_neighbours_order_and_placement(machine: Machine, name: str, seed: int, order: list[int]) -> None:
+    shape = SHAPES[name]
+    batch = random_batch(np.random.default_rng(seed), shape, limits=LIMITS)
+    case = lay(shape, batch, 0)
+    together = rows_of(case, attend(machine, name, case))
+    moved = lay(shape, [batch[i] for i in order], seed % 97 + 1)
+    found = rows_of(moved, attend(machine, name, moved, one_by_one_backwards))
+    for at, i in enumerate(order):
+        assert np.array_equal(found[at], together[i])
+    for i, sequence in enumerate(batch):
+        alone = lay(shape, [sequence], 5)
+        assert np.array_equal(attend(machine, name, alone), together[i])
+
+
+@pytest.mark.parametrize("name", SOME)
+@given(seed=st.integers(0, 2**32), ctx=st.sampled_from([0, 1, 37, 63, 64, 100, 255, 256, 300, 600]))
+@settings(max_examples=8)
+def test_a_nodes_bits_are_those_of_its_path_once_committed(machine: Machine, name: str, seed: int, ctx: int) -> None:
+    """Tree row = plain decode row: keys in scratch slots or in pages, siblings or none."""
+    shape = SHAPES[name]
+    rng = np.random.default_rng(seed)
+    tree = drafted(rng, shape, ctx, random_parents(rng, 30))
+    found = attend(machine, name, lay(shape, [tree], seed % 7))
+    rows = rng.choice(31, 6, replace=False)
+    plain = lay(shape, [tree.committed(int(row)) for row in rows], seed % 5)
+    assert np.array_equal(attend(machine, name, plain), found[rows])
+
+
+@pytest.mark.parametrize("name", SOME)
+@given(seed=st.integers(0, 2**32), rows=st.integers(1, 17))
+@settings(max_examples=8)
+def test_a_rows_bits_do_not_depend_on_the_other_rows_of_its_sequence(machine: Machine, name: str, seed: int, rows: int) -> None:
+    shape = SHAPES[name]
+    rng = np.random.default_rng(seed)
+    chunk = prefilled(rng, shape, int(rng.integers(0, 300)), 40)
+    together = attend(machine, name, lay(shape, [chunk]))
+    start = int(rng.integers(0, 41 - rows))
+    part = lay(shape, [chunk.only(range(start, start + rows))], seed % 3)
+    assert np.array_equal(attend(machine, name, part), together[start : start + rows])
+
+
+# --- bytes of the cache (law L3) ---
+
+
+def fma(a: Array, b: Array, c: Array) -> Array:
+    """f32 fma; a * b is exact in f64, and a sum in f64 is rounded twice once in 2^29 times."""
+    return (a.astype(np.float64) * b.astype(np.float64) + c.astype(np.float64)).astype(np.float32)
+
+
+def turned(x: Array, table: Array) -> Array:
+    """RoPE as the kernels round it: x[rows, heads, d], table[rows, 2, half]."""
+    half = table.shape[2]
+    cos, sin = table[:, 0, None], table[:, 1, None]
+    low, high = x[..., :half], x[..., half : 2 * half]
+    out = x.copy()
+    out[..., :half] = fma(low, np.broadcast_to(cos, low.shape), -(high * sin))
+    out[..., half : 2 * half] = fma(high, np.broadcast_to(cos, low.shape), low * sin)
+    return out
+
+
+def targets(buffers: StepBuffers, size: int) -> list[tuple[int, int]]:
+    """(page, slot) that each row writes to."""
+    places = []
+    for row in range(int(buffers.header[Header.ROWS])):
+        seq, slot, position = int(buffers.row_seq[row]), int(buffers.row_slot[row]), int(buffers.positions[row])
+        table, at = (buffers.page_table, position) if slot < 0 else (buffers.scratch_table, slot)
+        places.append((int(table[seq, at // size]), at % size))
+    return places
+
+
+def wanted_pool(case: Case, pool: Array, keys: Array, values: Array) -> Array:
+    shape, geometry, pool = case.shape, case.shape.geometry, pool.copy()
+    for row, (page, slot) in enumerate(targets(case.buffers, shape.page_size)):
+        for head in range(shape.kv_heads):
+            geometry.kv.write(*geometry.blocks(pool[page], shape.layer, head), slot, keys[row, head], values[row, head])
+    return pool
+
+
+def special(x: Array, rng: np.random.Generator) -> Array:
+    """Some ties of rounding, zeros of both signs, subnormals, infinities and the largest numbers among ordinary ones."""
+    odd = np.array([0x3F808000, 0x3F818000, 0x3F808001, 0x80000000, 0x00000001, 0x7F7FFFFF, 0xFF800000, 0x7F800000, 0x00007FFF], np.uint32)
+    where = rng.random(x.shape) < 0.05
+    return np.where(where, rng.choice(odd, x.shape).view(np.float32), x).astype(np.float32)
+
+
+@pytest.mark.parametrize("name", APPENDS)
+@given(seed=st.integers(0, 2**32))
+@settings(max_examples=6)
+def test_appended_bytes_are_the_formats_in_pages_and_scratch(machine: Machine, name: str, seed: int) -> None:
+    shape, _ = APPENDS[name]
+    rng = np.random.default_rng(seed)
+    case = lay(shape, random_batch(rng, shape, limits=LIMITS), seed % 11)
+    x = rng.standard_normal((2, case.num_rows, shape.kv_heads, shape.head_dim), np.float32)
+    keys, values = special(x[0], rng), special(x[1], rng)
+    wanted = wanted_pool(case, case.pool, keys, values)
+    for ranges in (whole, one_by_one_backwards):
+        pool = case.pool.copy()
+        machine.run(GRAPHS[f"{name} append"], {"k": keys, "v": values}, case.buffers, pool, ranges=ranges)
+        assert np.array_equal(pool, wanted)
+
+
+@pytest.mark.parametrize("name", APPENDS)
+@given(seed=st.integers(0, 2**32))
+@settings(max_examples=6)
+def test_bytes_appended_from_a_projection_are_the_formats_after_rope(machine: Machine, name: str, seed: int) -> None:
+    shape, half = APPENDS[name]
+    rng = np.random.default_rng(seed)
+    case = lay(shape, random_batch(rng, shape, limits=LIMITS), seed % 11)
+    width, rows = shape.kv_heads * shape.head_dim, case.num_rows
+    x = rng.standard_normal((rows, 2 * shape.head_dim + 2 * width), np.float32)
+    angles = rng.uniform(0, 7, (rows, half))
+    table = np.stack((np.cos(angles), np.sin(angles)), axis=1).astype(np.float32)
+    start = 2 * shape.head_dim
+    keys = turned(x[:, start : start + width].reshape(rows, shape.kv_heads, -1), table)
+    values = x[:, start + width :].reshape(rows, shape.kv_heads, -1)
+    wanted = wanted_pool(case, case.pool, keys, values)
+    pool = case.pool.copy()
+    machine.run(GRAPHS[f"{name} slice"], {"x": x, "table": table}, case.buffers, pool)
+    assert np.array_equal(pool, wanted)
+
+
+@pytest.mark.parametrize("name", APPENDS)
+@given(data=st.data())
+@settings(max_examples=10)
+def test_a_commit_copies_token_slots_of_all_layers_and_nothing_else(machine: Machine, name: str, data: st.DataObject) -> None:
+    shape, _ = APPENDS[name]
+    geometry, size = shape.geometry, shape.page_size
+    pages = 5
+    count = data.draw(st.integers(0, 20))
+    slots = data.draw(st.permutations(range(pages * size)))[: 2 * count]
+    source, target = slots[:count], slots[count:]
+    pool = poisoned(pages * geometry.page_bytes).reshape(pages, -1)
+    pool[:] = np.random.default_rng(data.draw(st.integers(0, 99))).integers(0, 256, pool.shape)
+    wanted = pool.copy()
+    for s, t in zip(source, target, strict=True):
+        copy_slot(shape, pool[s // size], s % size, wanted[t // size], t % size)
+    buffers = StepBuffers(LIMITS, size)
+    buffers.commit_src[:count], buffers.commit_dst[:count] = source, target
+    buffers.header[Header.COMMITS] = count
+    machine.launch(machine.target.commit(geometry), buffers, pool, one_by_one_backwards)
+    assert np.array_equal(pool, wanted)
+
+
+def copy_slot(shape: Shape, source: Array, s: int, target: Array, t: int) -> None:
+    """Move one token's keys and values by their place in the blocks (runtime/kv_format.py Bf16), without reading them as numbers."""
+    geometry, dim = shape.geometry, shape.head_dim
+    for layer in range(shape.num_layers):
+        for head in range(shape.kv_heads):
+            (k_from, v_from), (k_to, v_to) = geometry.blocks(source, layer, head), geometry.blocks(target, layer, head)
+            k_to.reshape(-1, dim // 2, 16, 4)[t // 16, :, t % 16] = k_from.reshape(-1, dim // 2, 16, 4)[s // 16, :, s % 16]
+            v_to.reshape(-1, 2 * dim)[t] = v_from.reshape(-1, 2 * dim)[s]
