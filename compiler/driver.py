@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tempfile
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from mlsdc.compiler.capture import ModelSource, WeightSource, load_source
 from mlsdc.compiler.config import Config, load_config, parse_config
 from mlsdc.compiler.errors import CompileError
-from mlsdc.compiler.graph import Graph, Weight
+from mlsdc.compiler.graph import Graph, Node
 from mlsdc.compiler.module import LevelModule, Module
 from mlsdc.compiler.observers import DumpObserver, ExplainObserver, ValidateObserver
 from mlsdc.compiler.pack import WeightFile, check_output, check_space, hash_files, staged, write_text, write_weights
@@ -29,6 +30,7 @@ from mlsdc.targets import TARGETS, make_target
 if TYPE_CHECKING:
     from mlsdc.targets.protocol import KernelSpec, Target
 
+BUILD_BYTES = 64 * 2**20  # more than kernels, their sources and what the linker needs
 TOOLS = ("mlsdc", "apache-tvm", "torch", "transformers")
 
 
@@ -45,6 +47,7 @@ def compile_model(config: Config | Mapping[str, Any] | Path | str, output: Path 
     source = load_source(config.target.model, config.folder)
     limits = config.resolve_limits(int(source.config["max_position_embeddings"]))
     target = choose_target(config, limits)
+    passes = default_pipeline(pass_options(config, limits, source.vocab_size))
 
     progress.stage("capture")
     from mlsdc.compiler.capture.torch_export import capture_model
@@ -53,7 +56,6 @@ def compile_model(config: Config | Mapping[str, Any] | Path | str, output: Path 
     module = make_module(config, source, captured.graph)
 
     progress.stage("passes")
-    passes = default_pipeline(pass_options(config, limits, source.vocab_size))
     explain = ExplainObserver()
     observers = [PassProgress(progress, len(passes)), explain, *([DumpObserver(dump_ir)] if dump_ir else []),
                  *([ValidateObserver()] if verify_each else [])]
@@ -63,8 +65,8 @@ def compile_model(config: Config | Mapping[str, Any] | Path | str, output: Path 
     with staged(output) as folder:
         progress.stage("kernels")
         programs, kernels = emit(module, target)
-        for place in (folder.parent, Path(tempfile.gettempdir())):
-            check_space(place, packed_bytes(module, target) + BUILD_BYTES if place == folder.parent else BUILD_BYTES)
+        check_space(folder.parent, BUILD_BYTES + sum(target.packed_bytes(w.type) for level in module.levels for w in weight_nodes(level)))
+        check_space(Path(tempfile.gettempdir()), BUILD_BYTES)
         built = target.build(kernels, folder)
         files = {
             level: {name: write_text(folder, f"program/{target.name}/{level}.{name}.json", of_level[name].to_json()) for name in of_level}
@@ -165,7 +167,7 @@ def emit(module: Module, target: Target) -> tuple[dict[str, dict[str, ProgramSpe
 
 def pack_weights(folder: Path, level: LevelModule, target: Target, source: WeightSource, progress: Progress) -> WeightFile:
     """Stream the level's weights, in the order its programs use them, one tensor in memory at a time."""
-    nodes = {node.name: node for graph in level.graphs.values() for node in graph if isinstance(node.op, Weight)}
+    nodes = {node.name: node for node in weight_nodes(level)}
     done = iter(range(1, len(nodes) + 1))
 
     def pack(name: str) -> Any:
@@ -173,6 +175,11 @@ def pack_weights(folder: Path, level: LevelModule, target: Target, source: Weigh
         return target.pack(nodes[name].type, read_weight(nodes[name], source))
 
     return write_weights(folder / weights_path(level.name), [(name, target.packed_bytes(node.type)) for name, node in nodes.items()], pack)
+
+
+def weight_nodes(level: LevelModule) -> tuple[Node, ...]:
+    """The weights of all programs of a level, each name once, in order of first use."""
+    return tuple({node.name: node for graph in level.graphs.values() for node in graph.weights()}.values())
 
 
 def weights_path(level: str) -> str:

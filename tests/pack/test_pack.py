@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from safetensors.numpy import load_file
 
 from mlsdc.compiler.errors import CompileError
-from mlsdc.compiler.pack import check_output, hash_files, staged, weights_header, write_text, write_weights
+from mlsdc.compiler.pack import check_output, check_space, hash_files, staged, weights_header, write_text, write_weights
 from mlsdc.runtime.safetensors import SafetensorsFile, header_sha256
 
 SIZES = st.lists(st.integers(1, 300), min_size=1, max_size=5)
@@ -113,3 +113,25 @@ def test_file_is_not_replaced(tmp_path: Path) -> None:
 def test_missing_parent_is_named(tmp_path: Path) -> None:
     with pytest.raises(CompileError, match="does not exist"):
         check_output(tmp_path / "no" / "a.mlsdc")
+
+
+def test_leftovers_of_a_killed_compile_are_removed(tmp_path: Path) -> None:
+    (tmp_path / ".a.mlsdc.partial-1").mkdir()
+    (tmp_path / ".a.mlsdc.partial-1" / "half").write_text("")
+    with staged(tmp_path / "a.mlsdc"):
+        pass
+    assert [path.name for path in tmp_path.iterdir()] == ["a.mlsdc"]
+
+
+def test_folder_of_a_compile_that_still_runs_is_left_alone(tmp_path: Path) -> None:
+    with staged(tmp_path / "a.mlsdc") as folder:
+        (folder / "half").write_text("")
+        folder.rename(other := folder.with_name(".a.mlsdc.partial-0"))
+        with staged(tmp_path / "a.mlsdc"):
+            assert (other / "half").exists()
+        other.rename(folder)
+
+
+def test_little_space_is_told_before_work_starts(tmp_path: Path) -> None:
+    with pytest.raises(CompileError, match="bytes are free, packing needs about"):
+        check_space(tmp_path, 2**62)
