@@ -30,7 +30,8 @@ class QuantiseWeights(GraphPass):
         %w.q = weight() : q8[576, 576]    %h.a8 = quantise(%h)    %q = linear_q(%h.a8, %w.q)    %k = linear_q(%h.a8, %w.k)
 
     `weights` int8 packs as q8. int4 packs as q4, but for embeddings and the head (whose errors the softmax does not forgive): q8.
-    The head reads a16 for the same reason: its input is rounded last. none changes nothing. A bias stays f32 and moves into linear_q. An embedding keeps its op, its table is packed.
+    The head reads a16 for the same reason: its input is rounded last. none changes nothing. A bias stays f32 and moves into linear_q.
+    An embedding keeps its op, its table is packed.
 
     Declines, weight by weight: columns that are no multiple of 32; a weight that anything but linears (of rank-2 inputs) and
     embeddings reads, or that is an output.

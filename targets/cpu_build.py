@@ -1,4 +1,7 @@
-"""Building the CPU's kernels: spec -> template -> readable source -> TVM script -> LLVM object -> one shared library. No C compiler is needed."""
+"""Building the CPU's kernels: spec -> template -> readable source -> TVM script -> LLVM object -> one shared library.
+
+No C compiler is needed.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +37,8 @@ def build(isa: CpuIsa, specs: Sequence[KernelSpec], directory: Path) -> TargetIn
         source = folder / f"{spec.key}.py"
         source.write_text(render(f"tir/{spec.template}.py.jinja", spec=spec, p=spec.params), encoding="utf-8")
         functions[spec.key] = load_function(source, spec)
-        kernels[spec.key] = KernelInfo(spec.key, f"kernels/{isa.name}/kernels.so", source.relative_to(directory).as_posix(), spec.abi, "compiled")
+        name = source.relative_to(directory).as_posix()
+        kernels[spec.key] = KernelInfo(spec.key, f"kernels/{isa.name}/kernels.so", name, spec.abi, "compiled")
     walker = folder / "walker.ll"
     walker.write_text(walker_source(isa), encoding="utf-8")
     with tempfile.TemporaryDirectory(prefix="mlsdc-build-") as temp:
@@ -112,7 +116,7 @@ def compile_kernels(isa: CpuIsa, functions: dict[str, Any], out: Path) -> Path:
 
 
 def check_object_source(ll: str, isa: CpuIsa) -> None:
-    """A local buffer of 1 KiB or more becomes a heap allocation inside a loop, and a transcendental becomes a libm call: both are generator bugs."""
+    """Generator bugs: a local buffer of 1 KiB or more becomes a heap allocation inside a loop, a transcendental a libm call."""
     if re.search(r"load ptr, ptr @__TVMBackendAllocWorkspace", ll):
         raise CompileError(f"target {isa.name}: a kernel allocates memory: a local buffer of 1 KiB or more")
     called = sorted(set(re.findall(r"call [^@\n]*@(expf|cosf|sinf|tanhf|powf|erff|rintf|fmaf)\b", ll)))
@@ -135,10 +139,14 @@ def compile_walker(source: Path, out: Path) -> Path:
 
 
 def link(isa: CpuIsa, objects: Sequence[Path], out: Path) -> None:
-    """A shared library by the first linker there is: cc, ld.lld, ld, or `python -m ziglang cc`. Nothing is linked in: libc comes from the process."""
+    """A shared library by the first linker there is: cc, ld.lld, ld, or `python -m ziglang cc`.
+
+    Nothing is linked in: libc comes from the process.
+    """
     inputs = [path.name for path in objects]
     flags = ["-shared", "-o", str(out.resolve()), *inputs]
-    tries = [[tool, *(["-nostdlib", "-Wl,--build-id=none"] if tool == "cc" else []), *flags] for tool in ("cc", "ld.lld", "ld") if shutil.which(tool)]
+    found = [tool for tool in ("cc", "ld.lld", "ld") if shutil.which(tool)]
+    tries = [[tool, *(["-nostdlib", "-Wl,--build-id=none"] if tool == "cc" else []), *flags] for tool in found]
     if importlib.util.find_spec("ziglang") is not None:
         tries.append([sys.executable, "-m", "ziglang", "cc", "-target", f"{isa.arch}-linux-gnu", *flags])
     if not tries:
@@ -147,4 +155,5 @@ def link(isa: CpuIsa, objects: Sequence[Path], out: Path) -> None:
         done = subprocess.run(command, cwd=objects[0].parent, capture_output=True, text=True, env=dict(os.environ, LC_ALL="C"), check=False)
         if done.returncode == 0:
             return
-    raise CompileError(f"{command[0]} could not link {out.name}: {done.stderr.strip().splitlines()[-1] if done.stderr.strip() else done.returncode}")
+    said = done.stderr.strip().splitlines() or [str(done.returncode)]
+    raise CompileError(f"{command[0]} could not link {out.name}: {said[-1]}")

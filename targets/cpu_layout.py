@@ -1,11 +1,12 @@
 """The CPU's packed layouts, one for every ISA (FACTS-cpu.md section 2).
 
-q8 weight [n, k]: blocks of 16 output rows, in each one superblock for every 64 columns: 2 x 16 f16 scales (group of 32 columns, row), then for
-each group 8 x 64 bytes: bytes [kk][row][4] hold code + 128 of columns 4 kk .. 4 kk + 3. 1088 bytes, 17 cache lines. Rows are padded to 16 and
-columns to 64 with zeros.
+q8 weight [n, k]: blocks of 16 output rows, in each one superblock for every 64 columns: 2 x 16 f16 scales (group of 32 columns, row),
+then for each group 8 x 64 bytes: bytes [kk][row][4] hold code + 128 of columns 4 kk .. 4 kk + 3. 1088 bytes, 17 cache lines. Rows are
+padded to 16 and columns to 64 with zeros.
 
-a8 activations [rows, k]: int32 words of 4 codes, then f32 scales, then int32 corrections (-128 * sum of the group's codes). Tiles of 8 rows; the last
-tile holds the rest, mt rows. Word of (row m, columns 4 w ..): tile * 2 k + w * mt + m; scale and correction of (row m, group g): tile * k / 4 + g * mt + m.
+a8 activations [rows, k]: int32 words of 4 codes, then f32 scales, then int32 corrections (-128 * sum of the group's codes). Tiles of 8
+rows; the last tile holds the rest, mt rows. Word of (row m, columns 4 w ..): tile * 2 k + w * mt + m; scale and correction of (row m,
+group g): tile * k / 4 + g * mt + m.
 """
 
 from __future__ import annotations

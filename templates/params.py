@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from math import gcd, log2, e
+from math import e, gcd, log2
 
 from mlsdc.runtime.kv_format import KvGeometry
 from mlsdc.runtime.step import Header, Limits
@@ -107,7 +107,8 @@ class NormQuantise(Rows):
 
     @property
     def key(self) -> str:
-        return super().key + (f"_eps{self.eps:g}" + (f"_offset{self.offset:g}" if self.offset else "")).replace(".", "p").replace("-", "m") * self.norm
+        numbers = f"_eps{self.eps:g}" + (f"_offset{self.offset:g}" if self.offset else "")
+        return super().key + (numbers.replace(".", "p").replace("-", "m") if self.norm else "")
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,7 @@
-"""Rendering: a template and its frozen parameters give a readable source file. A name the parameters lack is an error, never an empty string."""
+"""Rendering: a template and its frozen parameters give a readable source file.
+
+A name that the parameters lack is an error, never an empty string.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,8 @@ import jinja2
 @cache
 def environment() -> jinja2.Environment:
     loader = jinja2.FunctionLoader(_source)
-    return jinja2.Environment(loader=loader, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True)
+    strict = jinja2.StrictUndefined
+    return jinja2.Environment(loader=loader, undefined=strict, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True)
 
 
 def _source(name: str) -> str | None:
