@@ -8,9 +8,10 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_AR
 ARTIFACT := build/smollm2.mlsdc
 PROMPT ?= What is the capital of France? Answer in one sentence.
 
-.PHONY: demo test lint bench clean
+.PHONY: demo test lint clean
 
 demo: .venv/demo.stamp
+	mkdir -p $(dir $(ARTIFACT))
 	$(BIN)/mlsdc compile examples/smollm2.yaml -o $(ARTIFACT)
 	$(BIN)/mlsdc run $(ARTIFACT) --prompt "$(PROMPT)" --max-tokens 64 --stats
 
@@ -20,10 +21,6 @@ test: lint
 lint: .venv/dev.stamp
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-
-bench: .venv/demo.stamp
-	$(BIN)/mlsdc compile examples/smollm2.yaml -o $(ARTIFACT)
-	$(BIN)/mlsdc bench $(ARTIFACT)
 
 clean:
 	rm -rf .venv .typing build dist
