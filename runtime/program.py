@@ -61,6 +61,7 @@ _ARGS: dict[str, type[Arg]] = {"weight": WeightArg, "arena": ArenaArg, "input": 
 class Launch:
     """One kernel over a grid of `grid * header[count]` independent tasks (`count` None: `grid` tasks).
 
+    `grain`: tasks that are best done together, because they are tiny or write to the same cache lines; a thread takes whole grains.
     `node` is the IR value it makes: profiles, traces and diffs are keyed by it.
     """
 
@@ -69,6 +70,7 @@ class Launch:
     grid: int
     count: str | None
     args: tuple[Arg, ...]
+    grain: int = 1
 
 
 @dataclass(frozen=True)
@@ -104,7 +106,7 @@ class ProgramSpec:
         try:
             raw = json.loads(text)
             launches = tuple(
-                Launch(x["node"], x["kernel"], x["grid"], x["count"], tuple(_arg(a) for a in x["args"])) for x in raw["launches"])
+                Launch(x["node"], x["kernel"], x["grid"], x["count"], tuple(_arg(a) for a in x["args"]), x["grain"]) for x in raw["launches"])
             taps = {k: Tap(t["arena"], t["dtype"], tuple(t["shape"])) for k, t in raw["taps"].items()}
             return ProgramSpec(raw["name"], raw["level"], raw["arena_bytes"], launches, taps)
         except (ValueError, KeyError, TypeError, AttributeError) as error:

@@ -27,6 +27,8 @@ from mlsdc.templates import params as P
 T = TypeVar("T", bound=Op)
 LOWER: dict[type[Op], Callable[[CpuTarget, Node, Any, Graph], Lowering | Declined]] = {}
 DECLINED = Declined
+TILE = 8  # rows of an activation tile: they share cache lines, so one thread writes them all
+TINY = 16  # rows of a kernel that takes less time than waking a thread
 COUNTS = {"rows": (P.ROWS, "ROWS"), "out": (P.OUT, "OUT")}
 
 
@@ -171,7 +173,7 @@ def lower_embed(target: CpuTarget, node: Node, op: ops_nn.Embed, graph: Graph) -
     n, k = whole(table)
     kernel = spec("embed_q8", P.EmbedQ8(rows, n, k, op.scale), "W: q8", "S: q8", "TOK: i32", "Y: f32")
     weight = ValueRef(node.inputs[1])
-    return Lowering((Call(kernel, 1, count, (weight, weight, ValueRef(node.inputs[0]), ValueRef(node.name))),), storage(node.type))
+    return Lowering((Call(kernel, 1, count, (weight, weight, ValueRef(node.inputs[0]), ValueRef(node.name)), TILE),), storage(node.type))
 
 
 @lowers(ops_nn.RopeTable)
@@ -179,7 +181,7 @@ def lower_rope_table(target: CpuTarget, node: Node, op: ops_nn.RopeTable, graph:
     _, count, rows = rows_of(node.type)
     (half,) = whole(input_type(graph, node, 1))
     kernel = spec("rope_table", P.RopeTable(rows, half, op.scaling), "POS: i32", "FREQ: f32", "Y: f32")
-    return Lowering((Call(kernel, 1, count, (*(ValueRef(i) for i in node.inputs), ValueRef(node.name))),), storage(node.type))
+    return Lowering((Call(kernel, 1, count, (*(ValueRef(i) for i in node.inputs), ValueRef(node.name)), TINY),), storage(node.type))
 
 
 @lowers(ops_nn.Rope)
@@ -198,7 +200,7 @@ def rope(node: Node, graph: Graph, columns: int, start: int, heads: int, dim: in
     _, count, rows = rows_of(node.type)
     half = whole(input_type(graph, node, 1))[1]
     kernel = spec("rope", P.Rope(rows, columns, start, heads, dim, half), "X: f32", "TABLE: f32", "Y: f32")
-    return Lowering((Call(kernel, 1, count, (*(ValueRef(i) for i in node.inputs), ValueRef(node.name))),), storage(node.type))
+    return Lowering((Call(kernel, 1, count, (*(ValueRef(i) for i in node.inputs), ValueRef(node.name)), TINY),), storage(node.type))
 
 
 @lowers(ops_quant.Quantise)
@@ -225,7 +227,7 @@ def quantise(node: Node, params: P.NormQuantise) -> Lowering:
     _, count, rows = rows_of(node.type)
     kernel = spec("norm_quantise", params, "X: f32", *(("G: f32",) if params.norm else ()), *A8_IN, "H: i32")
     args = (*(ValueRef(i) for i in node.inputs), *a8_args(node.name, rows * params.planes, params.k), HEADER)
-    return Lowering((Call(kernel, 1, count, args),), storage(node.type))
+    return Lowering((Call(kernel, 1, count, args, TILE // params.planes),), storage(node.type))
 
 
 @lowers(ops_quant.LinearQ)
@@ -277,7 +279,7 @@ def append(node: Node, layer: int, params: P.AppendKv, sources: tuple[str, ...])
     kernel = spec(f"append_kv_{params.format}", params, *sources, "POOL: pool", "POS: i32", "SEQ: i32", "SLOT: i32", "PAGES: i32", "SCRATCH: i32")
     args = (*(ValueRef(i) for i in node.inputs[1:3]), PoolArg(params.geometry.k_offset(layer, 0)),
             *(InputArg(i) for i in ("positions", "row_seq", "row_slot", "page_table", "scratch_table")))
-    return Lowering((Call(kernel, 1, "ROWS", args),), 0, alias_of=node.inputs[0])
+    return Lowering((Call(kernel, 1, "ROWS", args, TINY),), 0, alias_of=node.inputs[0])
 
 
 def geometry_of(node: Node) -> KvGeometry:
@@ -308,7 +310,7 @@ def lower_attention(target: CpuTarget, node: Node, op: ops_kv.PagedAttention, gr
         result = (TempRef("out"), *a8_args(node.name, rows, heads * dim))
         temps["out"] = rows * heads * dim * 4
     second = Call(spec("attend_combine", combine, "PART: f32", "POS: i32", "Y: f32", *(A8_OUT if op.quantise else ()), "H: i32"), 1, "ROWS",
-                  (TempRef("parts"), InputArg("positions"), *result, HEADER))
+                  (TempRef("parts"), InputArg("positions"), *result, HEADER), TILE)
     return Lowering((first, second), storage(node.type), temps)
 
 
@@ -317,7 +319,7 @@ def lower_gather(target: CpuTarget, node: Node, op: ops_core.GatherRows, graph: 
     _, count, out = rows_of(node.type)
     x = input_type(graph, node, 0)
     kernel = spec("gather_rows", P.GatherRows(rows_of(x)[2], out, whole_columns(x)), "X: f32", "INDEX: i32", "Y: f32")
-    return Lowering((Call(kernel, 1, count, (*(ValueRef(i) for i in node.inputs), ValueRef(node.name))),), storage(node.type))
+    return Lowering((Call(kernel, 1, count, (*(ValueRef(i) for i in node.inputs), ValueRef(node.name)), TINY),), storage(node.type))
 
 
 @lowers(ops_core.ArgMax)
@@ -328,7 +330,7 @@ def lower_argmax(target: CpuTarget, node: Node, op: ops_core.ArgMax, graph: Grap
     first = Call(spec("argmax_part", part, "X: f32", "VALUE: f32", "INDEX: i32"), part.parts, count,
                  (ValueRef(node.inputs[0]), TempRef("values"), TempRef("indices")))
     second = Call(spec("argmax_join", P.ArgMax(rows, n, op.limit or n, join=True), "VALUE: f32", "INDEX: i32", "Y: i32"), 1, count,
-                  (TempRef("values"), TempRef("indices"), ValueRef(node.name)))
+                  (TempRef("values"), TempRef("indices"), ValueRef(node.name)), TINY)
     return Lowering((first, second), storage(node.type), {"values": rows * part.parts * 4, "indices": rows * part.parts * 4})
 
 

@@ -64,12 +64,13 @@ CallArg = Union[ValueRef, TempRef, Arg]
 
 @dataclass(frozen=True)
 class Call:
-    """One launch before buffers are placed. Grid as in runtime.program.Launch."""
+    """One launch before buffers are placed. Grid and grain as in runtime.program.Launch."""
 
     spec: KernelSpec
     grid: int
     count: str | None
     args: tuple[CallArg, ...]
+    grain: int = 1
 
 
 @dataclass(frozen=True)

@@ -163,7 +163,7 @@ class CpuProgram(BoundProgram):
         self.launches = aligned((max(1, len(spec.launches)), LAUNCH_WORDS), "i8")
         for row, launch, args in zip(self.launches, spec.launches, self._args, strict=False):
             word = -1 if launch.count is None else int(Header[launch.count])
-            row[:6] = level.device.address(launch.kernel), args.ctypes.data, len(args), launch.grid, word, 1
+            row[:6] = level.device.address(launch.kernel), args.ctypes.data, len(args), launch.grid, word, launch.grain
         self._taps = {name: self._view(tap.arena, tap.dtype, tap.shape) for name, tap in spec.taps.items()}
         self._call = (level.device.pool.ctypes.data, self.launches.ctypes.data, len(spec.launches), level.buffers.header.ctypes.data)
 
