@@ -1,0 +1,268 @@
+"""Lowerings of unfused ops on the CPU, so that any subset of the fusion passes may be left out, and f32 weights multiply as they are.
+
+Values by position (scores, gathered keys) are laid out at the artifact's limits, which takes memory that fused attention does not need:
+a layer that would take more than MOST_BYTES is declined.
+"""
+
+from __future__ import annotations
+
+from math import prod
+
+from mlsdc.compiler import ops_core, ops_kv, ops_nn
+from mlsdc.compiler.graph import Graph, Node
+from mlsdc.compiler.types import Dim, DType, TensorType, Type
+from mlsdc.runtime.program import InputArg, PoolArg
+from mlsdc.targets.cpu import COUNTS, HEADER, CpuTarget, input_type, kv_geometry, lower_embed, lowers, rows_of, spec, storage, whole
+from mlsdc.targets.protocol import Call, CallArg, Declined, KernelSpec, Lowering, ValueRef
+from mlsdc.templates import params_plain as P
+from mlsdc.templates.params import padded
+
+MOST_BYTES = 4 << 30
+POSITIONS = InputArg("positions")
+POWERS = {2.0: "square", 3.0: "cube", 1.0: "copy", 0.5: "sqrt", -0.5: "rsqrt", -1.0: "reciprocal"}
+Strides = tuple[int, ...]
+
+
+def launch(node: Node, kernel: KernelSpec, tasks: int, *args: CallArg) -> Lowering:
+    """One launch of `tasks` tasks a row, whose last argument is the result."""
+    assert isinstance(node.type, TensorType)
+    *outer, last = node.type.shape
+    laid_out = node.type.with_shape(*outer, padded(last.hi, P.LANES)) if isinstance(last, Dim) else node.type  # ctx: whole vectors
+    return Lowering((Call(kernel, tasks, rows_of(node.type)[1], (*args, ValueRef(node.name))),), storage(laid_out))
+
+
+def values(node: Node) -> tuple[ValueRef, ...]:
+    return tuple(ValueRef(name) for name in node.inputs)
+
+
+def is_rows(type_: Type) -> bool:
+    """f32[rows, ...] with static axes behind the rows."""
+    if not isinstance(type_, TensorType) or type_.dtype is not DType.F32 or type_.rank < 2:
+        return False
+    rows, *rest = type_.shape
+    return isinstance(rows, Dim) and rows.name in COUNTS and all(isinstance(size, int) for size in rest)
+
+
+# elementwise ops and copies
+
+
+@lowers(ops_core.Unary)
+def lower_unary(target: CpuTarget, node: Node, op: ops_core.Unary, graph: Graph) -> Lowering | Declined:
+    if op.fn in ("cos", "sin"):
+        return Declined(f"unary {op.fn}; the CPU turns angles in rope_table only (is raise-rope disabled?)")
+    return elementwise(node, graph, op.fn)
+
+
+@lowers(ops_core.Binary)
+def lower_binary(target: CpuTarget, node: Node, op: ops_core.Binary, graph: Graph) -> Lowering | Declined:
+    return Declined("binary pow") if op.fn == "pow" else elementwise(node, graph, op.fn)
+
+
+@lowers(ops_core.Scalar)
+def lower_scalar(target: CpuTarget, node: Node, op: ops_core.Scalar, graph: Graph) -> Lowering | Declined:
+    if op.fn != "pow":
+        return elementwise(node, graph, op.fn, op.value)
+    if op.value not in POWERS:
+        return Declined(f"pow by {op.value}; the CPU has {', '.join(map(str, POWERS))}")
+    return elementwise(node, graph, POWERS[op.value])
+
+
+@lowers(ops_core.Expand)
+def lower_expand(target: CpuTarget, node: Node, op: ops_core.Expand, graph: Graph) -> Lowering | Declined:
+    return elementwise(node, graph, "copy")
+
+
+@lowers(ops_core.Slice)
+def lower_slice(target: CpuTarget, node: Node, op: ops_core.Slice, graph: Graph) -> Lowering | Declined:
+    x = input_type(graph, node, 0)
+    if not is_rows(x):
+        return Declined(f"slice of {x}")
+    strides = strides_of(x)
+    return elementwise(node, graph, "copy", moved=(strides, op.start * strides[op.axis % x.rank]))
+
+
+@lowers(ops_core.Transpose)
+def lower_transpose(target: CpuTarget, node: Node, op: ops_core.Transpose, graph: Graph) -> Lowering | Declined:
+    x = input_type(graph, node, 0)
+    swap = {op.a % x.rank: op.b % x.rank, op.b % x.rank: op.a % x.rank}
+    if not is_rows(x) or 0 in swap:
+        return Declined(f"transpose of {x} by axes {op.a} and {op.b}")
+    strides = strides_of(x)
+    return elementwise(node, graph, "copy", moved=(tuple(strides[swap.get(axis, axis)] for axis in range(x.rank)), 0))
+
+
+def elementwise(
+    node: Node, graph: Graph, fn: str, value: float | None = None, moved: tuple[Strides, int] | None = None
+) -> Lowering | Declined:
+    """fn over rows. `moved`: strides and start of the one input, where they are not what its shape says."""
+    if not is_rows(node.type):
+        return Declined(f"{node.op.opname} {fn} of {node.type}")
+    out = node.type
+    assert isinstance(out, TensorType)
+    rows = rows_of(out)[2]
+    operands = []
+    for index in range(len(node.inputs)):
+        x = input_type(graph, node, index)
+        if x.dtype is not DType.F32 or not all(isinstance(size, int) for size in x.shape[1:]):
+            return Declined(f"{node.op.opname} {fn} of {x}")
+        size = prod((rows if isinstance(n, Dim) else n for n in x.shape), start=1)
+        strides, start = moved or (broadcast(x, out), 0)
+        operands.append((size, strides, start))
+    dims, steps = collapsed(whole(out), [strides for _, strides, _ in operands])
+    kernel = P.Elementwise(fn, rows, dims, tuple(P.Operand(size, s, at) for (size, _, at), s in zip(operands, steps, strict=True)), value)
+    names = ("A: f32", "B: f32")[: len(operands)]
+    return launch(node, spec("elementwise", kernel, *names, "Y: f32"), 1, *values(node))
+
+
+def strides_of(type_: TensorType) -> Strides:
+    """Row-major, in elements; all axes but the first are static."""
+    sizes = [size if isinstance(size, int) else 0 for size in type_.shape]
+    return tuple(prod(sizes[axis + 1 :]) for axis in range(type_.rank))
+
+
+def broadcast(type_: TensorType, out: TensorType) -> Strides:
+    """Strides that read a value in the shape of `out`: 0 along axes it lacks or has once."""
+    missing = out.rank - type_.rank
+    return (0,) * missing + tuple(0 if size == 1 else step for size, step in zip(type_.shape, strides_of(type_), strict=True))
+
+
+def collapsed(dims: tuple[int, ...], strides: list[Strides]) -> tuple[tuple[int, ...], list[Strides]]:
+    """The axes behind the rows, neighbours merged where every operand steps through them as through one."""
+    kept: list[int] = []
+    steps: list[list[int]] = [[s[0]] for s in strides]
+    for axis, size in enumerate(dims, 1):
+        if size == 1 and len(dims) > 1:
+            continue
+        if kept and all(own[-1] == s[axis] * size for own, s in zip(steps, strides, strict=True)):
+            kept[-1] *= size
+            for own, s in zip(steps, strides, strict=True):
+                own[-1] = s[axis]
+            continue
+        kept.append(size)
+        for own, s in zip(steps, strides, strict=True):
+            own.append(s[axis])
+    if not kept:
+        return (1,), [(own[0], 0) for own in steps]
+    return tuple(kept), [tuple(own) for own in steps]
+
+
+# row-wise ops
+
+
+@lowers(ops_nn.Embed)
+def lower_embed_plain(target: CpuTarget, node: Node, op: ops_nn.Embed, graph: Graph) -> Lowering | Declined:
+    table = input_type(graph, node, 1)
+    if table.dtype.packed:
+        return lower_embed(target, node, op, graph)
+    n, k = whole(table)
+    kernel = spec("embed_f32", P.EmbedF32(rows_of(node.type)[2], n, k, op.scale), "W: f32", "TOK: i32", "Y: f32")
+    return launch(node, kernel, 1, ValueRef(node.inputs[1]), ValueRef(node.inputs[0]))
+
+
+@lowers(ops_nn.Linear)
+def lower_linear(target: CpuTarget, node: Node, op: ops_nn.Linear, graph: Graph) -> Lowering | Declined:
+    x, weight = input_type(graph, node, 0), input_type(graph, node, 1)
+    if weight.dtype.packed or not is_rows(x) or x.rank != 2:
+        return Declined(f"linear of {x} and {weight}; the CPU has it for f32[rows, k] and weights that are not packed")
+    index, _, rows = rows_of(node.type)
+    n, k = whole(weight)
+    params = P.LinearF32(index, rows, n, k, len(node.inputs) == 3)
+    kernel = spec("linear_f32", params, "X: f32", "W: f32", *(("B: f32",) if params.bias else ()), "Y: f32", "H: i32")
+    call = Call(kernel, -(-n // params.block), None, (*values(node), ValueRef(node.name), HEADER))
+    return Lowering((call,), storage(node.type))
+
+
+@lowers(ops_nn.RmsNorm)
+def lower_rms_norm(target: CpuTarget, node: Node, op: ops_nn.RmsNorm, graph: Graph) -> Lowering | Declined:
+    if not is_rows(node.type):
+        return Declined(f"rms_norm of {node.type}")
+    *heads, k = whole(input_type(graph, node, 0))
+    params = P.RmsNorm(rows_of(node.type)[2], prod(heads), k, op.eps, op.offset)
+    return launch(node, spec("rms_norm", params, "X: f32", "G: f32", "Y: f32"), params.heads, *values(node))
+
+
+@lowers(ops_core.Softmax)
+def lower_softmax(target: CpuTarget, node: Node, op: ops_core.Softmax, graph: Graph) -> Lowering | Declined:
+    x = input_type(graph, node, 0)
+    by_position = isinstance(x.shape[-1], Dim) and x.shape[-1].name == "ctx"
+    *heads, n = x.shape[1:]
+    if not (by_position or is_rows(x)) or not all(isinstance(size, int) for size in heads):
+        return Declined(f"softmax of {x}")
+    tasks = prod(size for size in heads if isinstance(size, int))
+    params = P.Softmax(rows_of(x)[2], tasks, n.hi if isinstance(n, Dim) else n, by_position)
+    abi = ("X: f32", *(("POS: i32",) if by_position else ()), "Y: f32")
+    return launch(node, spec("softmax", params, *abi), tasks, *values(node), *((POSITIONS,) if by_position else ()))
+
+
+# attention, op by op
+
+
+@lowers(ops_kv.ReadKv)
+def lower_read_kv(target: CpuTarget, node: Node, op: ops_kv.ReadKv, graph: Graph) -> Lowering | Declined:
+    geometry = kv_geometry(graph)
+    if geometry is None or geometry.format != "bf16":
+        return Declined(f"read_kv of {graph[node.inputs[0]].type}; the CPU reads bf16 one position at a time")
+    ctx = context(node.type)
+    stored = storage(node.type)
+    if 6 * stored > MOST_BYTES:  # keys and values, each as stored and in f32
+        limits = target.limits
+        return Declined(
+            f"unfused attention would hold {6 * stored / 2**30:.1f} GiB of keys and values (limits.max_num_batched_tokens "
+            f"{limits.max_num_batched_tokens} x limits.max_model_len {limits.max_model_len}), at most {MOST_BYTES >> 30} GiB is allowed: "
+            "lower these limits or enable fuse-attention")
+    params = P.ReadKv(geometry, target.limits, op.which, ctx)
+    inputs = {"POS": "positions", "SEQ": "row_seq", "SLOT": "row_slot", "ANC": "ancestors", "CTX": "seq_ctx", "PAGES": "page_table",
+              "SCRATCH": "scratch_table"}
+    abi = [f"{name}: {'u64' if name == 'ANC' else 'i32'}" for name in inputs]
+    kernel = spec("read_kv_bf16", params, "POOL: pool", *abi, "Y: bf16")
+    return launch(node, kernel, geometry.num_kv_heads, PoolArg(geometry.k_offset(op.layer, 0)), *map(InputArg, inputs.values()))
+
+
+def context(type_: Type) -> int:
+    """The longest context of a value by position."""
+    assert isinstance(type_, TensorType)
+    return next(size.hi for size in type_.shape[1:] if isinstance(size, Dim))
+
+
+@lowers(ops_kv.Dequantise)
+def lower_dequantise(target: CpuTarget, node: Node, op: ops_kv.Dequantise, graph: Graph) -> Lowering | Declined:
+    x = input_type(graph, node, 0)
+    if x.dtype is not DType.BF16:
+        return Declined(f"dequantise of {x}")
+    kv_heads, dim = whole(x)
+    params = P.Dequantise(rows_of(x)[2], context(x), kv_heads, dim)
+    return launch(node, spec(params.stem, params, "X: bf16", "POS: i32", "Y: f32"), kv_heads, *values(node), POSITIONS)
+
+
+@lowers(ops_kv.MatMulQK)
+def lower_matmul_qk(target: CpuTarget, node: Node, op: ops_kv.MatMulQK, graph: Graph) -> Lowering:
+    k = input_type(graph, node, 1)
+    (heads,), (kv_heads, dim) = whole(node_tensor(node)), whole(k)
+    params = P.MatMulQK(rows_of(k)[2], context(k), heads, kv_heads, dim, op.scale, op.softcap)
+    return launch(node, spec("matmul_qk", params, "Q: f32", "K: f32", "POS: i32", "Y: f32"), heads, *values(node), POSITIONS)
+
+
+@lowers(ops_kv.TreeMask)
+def lower_tree_mask(target: CpuTarget, node: Node, op: ops_kv.TreeMask, graph: Graph) -> Lowering:
+    params = P.TreeMask(rows_of(node.type)[2], context(node.type), op.window)
+    return launch(node, spec("tree_mask", params, "POS: i32", "Y: bool"), 1, POSITIONS)
+
+
+@lowers(ops_kv.Mask)
+def lower_mask(target: CpuTarget, node: Node, op: ops_kv.Mask, graph: Graph) -> Lowering:
+    (heads,) = whole(node_tensor(node))
+    params = P.Mask(rows_of(node.type)[2], context(node.type), heads)
+    return launch(node, spec("mask", params, "X: f32", "M: bool", "POS: i32", "Y: f32"), heads, *values(node), POSITIONS)
+
+
+@lowers(ops_kv.MatMulPV)
+def lower_matmul_pv(target: CpuTarget, node: Node, op: ops_kv.MatMulPV, graph: Graph) -> Lowering:
+    v = input_type(graph, node, 1)
+    (heads, dim), (kv_heads, _) = whole(node_tensor(node)), whole(v)
+    params = P.MatMulPV(rows_of(v)[2], context(v), heads, kv_heads, dim)
+    return launch(node, spec("matmul_pv", params, "P: f32", "V: f32", "POS: i32", "Y: f32"), heads, *values(node), POSITIONS)
+
+
+def node_tensor(node: Node) -> TensorType:
+    assert isinstance(node.type, TensorType)
+    return node.type
