@@ -162,6 +162,8 @@ def emit(module: Module, target: Target) -> tuple[dict[str, dict[str, ProgramSpe
         if level.kv is not None:
             programs[level.name]["commit"], kernels = emit_lowering(target.commit(level.kv), "commit", level.name)
             groups.append(kernels)
+        if not level.graphs:
+            groups.append(tuple(target.level_functions(level.kind, level.params)))
     return programs, merge_specs(groups)
 
 

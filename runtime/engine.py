@@ -75,11 +75,11 @@ class Engine:
         artifact = Artifact.open(path)
         manifest = artifact.manifest
         target = artifact.pick_target(device)
-        levels = [make_level(info, i) for i, info in enumerate(manifest.levels[:-1])]
         pages = _pool_pages(manifest, num_pages, kv_pool_bytes)
         tokenizer = _open_tokenizer(artifact)
         opened = open_device(artifact, target, threads=threads)
         try:
+            levels = [make_level(info, i, opened.native) for i, info in enumerate(manifest.levels[:-1])]
             return Engine(manifest, opened, opened.load_level(manifest.target_level.name, pages), levels, tokenizer=tokenizer)
         except BaseException:
             opened.close()

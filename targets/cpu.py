@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -80,6 +80,13 @@ class CpuTarget(Target):
         call = Call(spec(f"commit_{geometry.format}", commit, "POOL: pool", "SRC: i32", "DST: i32"), geometry.num_layers, "COMMITS",
                     (PoolArg(0), InputArg("commit_src"), InputArg("commit_dst")))
         return Lowering((call,), 0)
+
+    def level_functions(self, kind: str, params: Mapping[str, Any]) -> Sequence[KernelSpec]:
+        if kind != "ngram":
+            return super().level_functions(kind, params)
+        from mlsdc.targets.cpu_sample import ngram_specs
+
+        return ngram_specs(int(params["order"]))
 
     def packed_bytes(self, type_: Type) -> int:
         assert isinstance(type_, TensorType)

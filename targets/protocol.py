@@ -113,6 +113,10 @@ class Target(ABC):
         """The launch that copies `commit_src` token slots to `commit_dst` in the page pool. Raises CompileError where there is none yet."""
         raise CompileError(f"target {self.name} has no commit kernel yet")
 
+    def level_functions(self, kind: str, params: Mapping[str, Any]) -> Sequence[KernelSpec]:
+        """Host functions that a level without a graph runs on. Raises CompileError where its kind has none yet."""
+        raise CompileError(f"target {self.name} has no functions for a level of kind '{kind}' yet")
+
     @abstractmethod
     def packed_bytes(self, type_: Type) -> int:
         """Bytes of a weight of this type in the target's layout."""

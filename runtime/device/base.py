@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any
 
 from mlsdc.runtime.step import Array, StepBuffers
+
+NativeFunction = Callable[..., Any]
 
 
 class BoundProgram(ABC):
@@ -48,6 +52,10 @@ class Device(ABC):
 
     @abstractmethod
     def load_level(self, level: str, num_pages: int) -> LevelMemory: ...
+
+    def native(self, name: str) -> NativeFunction | None:
+        """A host function of the artifact's code, called with integers, floats and addresses; None if it has none of that name."""
+        return None
 
     @abstractmethod
     def close(self) -> None: ...

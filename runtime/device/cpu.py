@@ -111,6 +111,9 @@ class CpuDevice(Device):
             raise ArtifactError(f"{info.file}: has no kernel '{kernel}'; compile again") from None
         return ctypes.cast(function, ctypes.c_void_p).value or 0
 
+    def native(self, name: str) -> Any:
+        return self._function(name) if name in self.target.kernels else None
+
     def load_level(self, level: str, num_pages: int) -> CpuLevel:
         return CpuLevel(self, level, num_pages)
 

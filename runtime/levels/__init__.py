@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib import import_module
 
+from mlsdc.runtime.device.base import NativeFunction
 from mlsdc.runtime.errors import ArtifactError
 from mlsdc.runtime.levels.base import Level
 from mlsdc.runtime.manifest import LevelInfo
 
 KINDS: Mapping[str, str] = {
-    "ngram": "mlsdc.runtime.levels.ngram:NgramLevel",
+    "ngram": "mlsdc.runtime.levels.ngram_native:NativeNgramLevel",
 }
 
 
-def make_level(info: LevelInfo, index: int) -> Level:
-    """The level an artifact describes; `index` is its place in the manifest's level table. Raises ArtifactError."""
+def make_level(info: LevelInfo, index: int, functions: Callable[[str], NativeFunction | None]) -> Level:
+    """The level an artifact describes; `index` is its place in the manifest's level table, `functions` finds its native code.
+
+    Raises ArtifactError.
+    """
     if info.kind not in KINDS:
         raise ArtifactError(f"level '{info.name}': kind '{info.kind}' is not known to this runtime; kinds are {', '.join(KINDS)}")
     module, name = KINDS[info.kind].split(":")
-    level: Level = getattr(import_module(module), name)(info, index)
+    level: Level = getattr(import_module(module), name)(info, index, functions)
     return level

@@ -1,27 +1,34 @@
 """The n-gram level's live half: counts over one request's prompt and output, which propose what usually came next.
 
-An interpolated model over contexts of 1..order tokens (Witten-Bell: with c the count of w after a context, n the context's total, u the
+An interpolated model over contexts of 0..order tokens (Witten-Bell: with c the count of w after a context, n the context's total, u the
 number of different tokens seen after it, p' the estimate of the context one token shorter, 0 below the shortest)
 
     p(w) = (c + u * p'(w)) / (n + u)
 
-and a best-first search over it: the tree of the most probable paths within the node budget. Counts are updated token by token, so the
-cost of a step does not depend on the history.
+and a best-first search over it: the tree of the most probable paths within the node budget. A context remembers the `FOLLOWERS` most
+frequent tokens after it, of equals the latest, so the cost of a tree does not depend on the history.
+
+An artifact brings the same in native code (ngram_native.py). The state here is what that code is compared with, value for value, and
+serves devices without it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from heapq import heappop, heappush
 from math import log
+
+import numpy as np
 
 from mlsdc.runtime.errors import ArtifactError
 from mlsdc.runtime.levels.base import Level, LevelState
 from mlsdc.runtime.manifest import LevelInfo
 from mlsdc.runtime.tree import EMPTY, MAX_NODES, Tree
 
-MAX_FOLLOWERS = 8  # per context, those a proposal looks at
-DEFAULTS: dict[str, float] = {"order": 4, "max_nodes": 16, "width": MAX_FOLLOWERS, "min_probability": 0.1}
+FOLLOWERS = 6  # of a context, those a proposal looks at (templates/tir/ngram.jinja)
+WAITING = 128  # most candidates of a search
+DEFAULTS: dict[str, float] = {"order": 4, "max_nodes": 16, "width": FOLLOWERS, "min_probability": 0.0}
+MAX_WIDTH = 8
+RANGES = (("order", 1, 8), ("max_nodes", 1, MAX_NODES), ("width", 1, MAX_WIDTH), ("min_probability", 0, 1))
 
 
 class NgramLevel(Level):
@@ -33,7 +40,7 @@ class NgramLevel(Level):
         self.name = info.name
         self.index = index
         values = {**DEFAULTS, **{key: info.params[key] for key in DEFAULTS if key in info.params}}
-        for key, low, high in (("order", 1, 8), ("max_nodes", 1, MAX_NODES), ("width", 1, MAX_FOLLOWERS), ("min_probability", 0, 1)):
+        for key, low, high in RANGES:
             value = values[key]
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not low <= value <= high:
                 raise ArtifactError(f"level '{info.name}': {key} is {value!r}, expected {low} to {high}")
@@ -42,128 +49,136 @@ class NgramLevel(Level):
         self.width = int(values["width"])
         self.min_probability = float(values["min_probability"])
 
-    def start(self) -> NgramState:
+    def start(self) -> LevelState:
         return NgramState(self)
 
+    def tree(self, tokens: Sequence[int], parents: Sequence[int], probabilities: Sequence[float]) -> Tree:
+        if not tokens:
+            return EMPTY
+        return Tree(tuple(tokens), tuple(parents), tuple(map(log, probabilities)), (self.index,) * len(tokens))
 
-class _Followers:
-    """What came after one context. `top` are the followers a proposal looks at, the latest seen last."""
 
-    __slots__ = ("counts", "top", "total")
+class _Record:
+    """What came after one context: `top` are (token, count), most frequent first, of equals the latest first."""
+
+    __slots__ = ("distinct", "top", "total")
 
     def __init__(self) -> None:
-        self.counts: dict[int, int] = {}
-        self.top: list[int] = []
-        self.total = 0
-
-    def add(self, token: int) -> tuple[int, int, int]:
-        """Count `token`; returns what `undo` needs: its old place in `top` (-1: none) and who had to leave (place, token; -1: nobody)."""
-        counts, top = self.counts, self.top
-        self.total += 1
-        counts[token] = counts.get(token, 0) + 1
-        if token in top:
-            place = top.index(token)
-            del top[place]
-            top.append(token)
-            return place, -1, -1
-        top.append(token)
-        if len(top) <= MAX_FOLLOWERS:
-            return -1, -1, -1
-        gone = min(range(MAX_FOLLOWERS), key=lambda i: counts[top[i]])  # the rarest, of those the oldest; never the one just seen
-        return -1, gone, top.pop(gone)
-
-    def undo(self, token: int, place: int, gone: int, gone_token: int) -> None:
-        self.total -= 1
-        self.counts[token] -= 1
-        if not self.counts[token]:
-            del self.counts[token]
-        self.top.pop()
-        if gone >= 0:
-            self.top.insert(gone, gone_token)
-        if place >= 0:
-            self.top.insert(place, token)
+        self.total = self.distinct = 0
+        self.top: list[tuple[int, int]] = []
 
 
 class NgramState(LevelState):
     def __init__(self, level: NgramLevel) -> None:
         self.level = level
         self.history: list[int] = []
-        self.tables: list[dict[tuple[int, ...], _Followers]] = [{} for _ in range(level.order)]  # [k - 1]: contexts of k tokens
-        self.journal: list[tuple[tuple[int, int, int], ...]] = []  # per observed token, what each table needs to undo it
+        self.records: dict[tuple[int, ...], _Record] = {}
+        self.pairs: dict[tuple[int, ...], int] = {}  # (*context, token) -> count
+        self.journal: list[list[tuple[int, tuple[int, int]]]] = []  # per token and context: its old place, who had to leave
 
     def observe(self, tokens: Sequence[int]) -> None:
-        history, tables = self.history, self.tables
         for token in tokens:
             undo = []
-            context = tuple(history[-len(tables):])
-            for k in range(1, len(context) + 1):
-                table, key = tables[k - 1], context[-k:]
-                followers = table.get(key)
-                if followers is None:
-                    followers = table[key] = _Followers()
-                undo.append(followers.add(token))
-            self.journal.append(tuple(undo))
-            history.append(token)
+            for context in self._contexts(self.history):
+                count = self.pairs[*context, token] = self.pairs.get((*context, token), 0) + 1
+                record = self.records.setdefault(context, _Record())
+                record.total += 1
+                record.distinct += count == 1
+                undo.append(_raise(record.top, token, count))
+            self.journal.append(undo)
+            self.history.append(token)
 
     def rollback(self, num_tokens: int) -> None:
-        history, tables = self.history, self.tables
-        for _ in range(min(num_tokens, len(history))):
-            token = history.pop()
-            context = tuple(history[-len(tables):])
-            for k, undo in enumerate(self.journal.pop(), 1):
-                key = context[-k:]
-                followers = tables[k - 1][key]
-                followers.undo(token, *undo)
-                if not followers.total:
-                    del tables[k - 1][key]
+        for _ in range(min(num_tokens, len(self.history))):
+            token = self.history.pop()
+            undo = self.journal.pop()
+            for context, (place, gone) in zip(self._contexts(self.history), undo, strict=True):
+                record = self.records[context]
+                count = self.pairs[*context, token]
+                _lower(record.top, token, count, place, gone)
+                record.total -= 1
+                record.distinct -= count == 1
+                if count > 1:
+                    self.pairs[*context, token] = count - 1
+                else:
+                    del self.pairs[*context, token]
+                if not record.total:
+                    del self.records[context]
 
     def propose(self, budget: int) -> Tree:
         level = self.level
         budget = min(budget, level.max_nodes)
-        if budget <= 0 or not self.history:
-            return EMPTY
-        order, width, floor = level.order, level.width, level.min_probability
         tokens: list[int] = []
         parents: list[int] = []
         probabilities: list[float] = []
-        # (-probability of the path, age, parent node, token, own probability, context before the token); age keeps it deterministic
-        heap: list[tuple[float, int, int, int, float, tuple[int, ...]]] = []
-        age = 0
-        node, path, context = -1, 1.0, tuple(self.history[-order:])
-        while True:
-            for p, token in self._followers(context)[:width]:
-                if path * p < floor or p <= 0:
-                    break
-                heappush(heap, (-path * p, age, node, token, p, context))
-                age += 1
-            if not heap:
+        waiting: list[tuple[np.float32, np.float32, int, int]] = []  # (path, own, token, parent), best last, of equals the older
+        children: dict[int, int] = {}
+        node, path = -1, np.float32(1)
+        context = list(self.history[-level.order :])
+        contexts = {-1: context}
+        while budget > 0:
+            for own, token in self._followers(contexts[node]):
+                score = path * own
+                if score < level.min_probability or score <= 0 or (len(waiting) == WAITING and score <= waiting[0][0]):
+                    continue
+                if len(waiting) == WAITING:
+                    del waiting[0]
+                at = len(waiting)
+                while at > 0 and waiting[at - 1][0] >= score:
+                    at -= 1
+                waiting.insert(at, (score, own, token, node))
+            while waiting and children.get(waiting[-1][3], 0) >= level.width:
+                waiting.pop()
+            if not waiting:
                 break
-            negative, _, parent, token, p, before = heappop(heap)
-            node, path, context = len(tokens), -negative, (*before, token)[-order:]
+            path, own, token, parent = waiting.pop()
+            node = len(tokens)
+            children[parent] = children.get(parent, 0) + 1
+            contexts[node] = [*contexts[parent], token][-level.order :]
             tokens.append(token)
             parents.append(parent)
-            probabilities.append(p)
+            probabilities.append(float(own))
             if len(tokens) == budget:
                 break
-        if not tokens:
-            return EMPTY
-        return Tree(tuple(tokens), tuple(parents), tuple(map(log, probabilities)), (level.index,) * len(tokens))
+        return level.tree(tokens, parents, probabilities)
 
-    def _followers(self, context: tuple[int, ...]) -> list[tuple[float, int]]:
-        """(probability, token) of what may follow, most probable first; of equals the smaller token first."""
-        estimates: dict[int, float] = {}
-        for k in range(1, len(context) + 1):
-            followers = self.tables[k - 1].get(context[-k:])
-            if followers is None:
+    def _contexts(self, history: Sequence[int]) -> list[tuple[int, ...]]:
+        """The last 0..order tokens."""
+        deepest = min(self.level.order, len(history))
+        return [tuple(history[len(history) - k :]) for k in range(deepest + 1)]
+
+    def _followers(self, context: Sequence[int]) -> list[tuple[np.float32, int]]:
+        """(probability, token) of what may follow, in f32, in order of first sight from the shortest context on."""
+        estimates: dict[int, np.float32] = {}
+        for shorter in self._contexts(context):
+            record = self.records.get(shorter)
+            if record is None:
                 break  # a longer context cannot be known either
-            counts, unseen = followers.counts, len(followers.counts)
-            scale = 1.0 / (followers.total + unseen)
+            scale = np.float32(1) / np.float32(record.total + record.distinct)
             for token in estimates:
-                estimates[token] *= unseen * scale
-            for token in followers.top:
-                estimates[token] = estimates.get(token, 0.0) + counts[token] * scale
-        return sorted(((p, token) for token, p in estimates.items()), key=_by_probability)
+                estimates[token] *= np.float32(record.distinct) * scale
+            for token, count in record.top:
+                estimates[token] = np.float32(count * float(scale) + float(estimates.get(token, np.float32(0))))
+        return [(p, token) for token, p in estimates.items()]
 
 
-def _by_probability(item: tuple[float, int]) -> tuple[float, int]:
-    return -item[0], item[1]
+def _raise(top: list[tuple[int, int]], token: int, count: int) -> tuple[int, tuple[int, int]]:
+    """Give `token` its new count and place; returns what `_lower` needs: the old place and who had to leave, (-1, 0) nobody."""
+    place = next((i for i, (other, _) in enumerate(top) if other == token), FOLLOWERS)
+    if place < FOLLOWERS:
+        del top[place]
+    new = sum(other > count for _, other in top)
+    if new == FOLLOWERS:
+        return place, (-1, 0)
+    top.insert(new, (token, count))
+    return place, top.pop() if len(top) > FOLLOWERS else (-1, 0)
+
+
+def _lower(top: list[tuple[int, int]], token: int, count: int, place: int, gone: tuple[int, int]) -> None:
+    if (token, count) not in top:
+        return
+    top.remove((token, count))
+    if place < FOLLOWERS:
+        top.insert(place, (token, count - 1))
+    elif gone[0] >= 0:
+        top.append(gone)

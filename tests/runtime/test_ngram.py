@@ -8,16 +8,17 @@ from hypothesis import strategies as st
 from proposers import ngram
 
 from mlsdc.runtime.errors import ArtifactError
+from mlsdc.runtime.levels.base import LevelState
 from mlsdc.runtime.levels.ngram import NgramState
 from mlsdc.runtime.tree import EMPTY
 
 TOKENS = st.lists(st.integers(0, 5), max_size=60)
 
 
-def snapshot(state: NgramState) -> object:
-    return state.history, [
-        {key: (f.counts, f.top, f.total) for key, f in table.items()} for table in state.tables
-    ], state.journal
+def snapshot(state: LevelState) -> object:
+    assert isinstance(state, NgramState)
+    records = {context: (record.total, record.distinct, record.top) for context, record in state.records.items()}
+    return state.history, records, state.pairs, state.journal
 
 
 @given(TOKENS, TOKENS)
@@ -89,14 +90,26 @@ def test_the_more_frequent_continuation_comes_first() -> None:
     state.observe([1, 2, 9, 1, 2, 9, 1, 3, 9, 1])
     tree = state.propose(8)
     roots = [token for token, parent in zip(tree.tokens, tree.parents, strict=True) if parent == -1]
-    assert roots == [2, 3]
+    assert roots[:2] == [2, 3]
+
+
+def test_of_equals_the_latest_continuation_comes_first() -> None:
+    state = ngram(width=2).start()
+    state.observe([1, 2, 9, 1, 3, 9, 1])
+    tree = state.propose(16)
+    roots = [token for token, parent in zip(tree.tokens, tree.parents, strict=True) if parent == -1]
+    assert roots == [3, 2]
 
 
 def test_interpolation_is_witten_bell() -> None:
     state = ngram(order=2, min_probability=0).start()
-    state.observe([1, 2, 3, 4, 2, 5, 1, 2])  # after 2: 3 once, 5 once; after (1, 2): 3 once
+    assert isinstance(state, NgramState)
+    state.observe([1, 2, 3, 4, 2, 5, 1, 2])  # after 2: 3 once, 5 once; after (1, 2): 3 once; of all 8: 3 once, 5 once, 5 different
     found = {token: p for p, token in state._followers((1, 2))}
-    assert found == {3: (1 + 1 * 0.25) / 2, 5: 0.25 / 2}
+    shortest = 1 / (8 + 5)
+    after_2 = (1 + 2 * shortest) / (2 + 2)
+    assert found[3] == pytest.approx((1 + 1 * after_2) / (1 + 1))
+    assert found[5] == pytest.approx(1 * after_2 / (1 + 1))
 
 
 @pytest.mark.parametrize(("key", "value"), [
