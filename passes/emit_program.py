@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 
 from mlsdc.compiler.errors import CompileError
 from mlsdc.compiler.graph import Graph, Input, Weight
@@ -43,7 +44,7 @@ def emit_program(graph: Graph, target: Target, name: str, level: str) -> tuple[P
     work = [("", lowering) for lowering in selected.prologue] + [(node.name, lowering) for node, lowering in selected.nodes]
     for node, lowering in work:
         for call in lowering.calls:
-            launches.append(launch(node or call.spec.template, call, lambda arg, at=node: resolve(at, arg)))
+            launches.append(launch(node or call.spec.template, call, partial(resolve, node)))
             specs.setdefault(call.spec.key, call.spec)
     taps: dict[str, Tap] = {}
     for result, value in graph.outputs:

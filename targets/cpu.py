@@ -284,8 +284,9 @@ def lower_append(target: CpuTarget, node: Node, op: ops_kv.AppendKv, graph: Grap
 
 def append(node: Node, layer: int, params: P.AppendKv, sources: tuple[str, ...]) -> Lowering:
     kernel = spec(f"append_kv_{params.format}", params, *sources, "POOL: pool", "POS: i32", "SEQ: i32", "SLOT: i32", "PAGES: i32", "SCRATCH: i32")
-    args = (*(ValueRef(i) for i in node.inputs[1:3]), PoolArg(params.geometry.k_offset(layer, 0)),
-            *(InputArg(i) for i in ("positions", "row_seq", "row_slot", "page_table", "scratch_table")))
+    args: tuple[CallArg, ...] = (
+        *(ValueRef(i) for i in node.inputs[1:3]), PoolArg(params.geometry.k_offset(layer, 0)),
+        *(InputArg(i) for i in ("positions", "row_seq", "row_slot", "page_table", "scratch_table")))
     return Lowering((Call(kernel, 1, "ROWS", args, TINY),), 0, alias_of=node.inputs[0])
 
 

@@ -87,7 +87,7 @@ def pipeline() -> str:
     def factory() -> Any:
         base, host, device = get_tir_pipeline("s_tir")
 
-        @tvm.transform.module_pass(opt_level=0)
+        @tvm.transform.module_pass(opt_level=0)  # type: ignore[untyped-decorator]
         def run(module: Any, _: Any) -> Any:
             marked = {}
             for name, function in base(module).functions.items():
