@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -42,6 +43,18 @@ class Emit(Protocol):
         """The one node of the graph that makes this mask."""
 
 
+@dataclass(frozen=True)
+class Nothing:
+    """A tensor without elements: what is left of a head when RoPE turns all of it. Concatenation drops it, no other rule takes it."""
+
+
+NOTHING = Nothing()
+@dataclass(frozen=True)
+class Nothing:
+    """A tensor without elements: what is left of a head when RoPE turns all of it. Concatenation drops it, no other rule takes it."""
+
+
+NOTHING = Nothing()
 Rule = Callable[..., Any]
 RULES: dict[str, Rule] = {}
 R = TypeVar("R", bound=Rule)
@@ -203,13 +216,15 @@ def permute(e: Emit, x: str, dims: list[int]) -> str:
 
 
 @aten("slice.Tensor")
-def slice_(e: Emit, x: str, dim: int = 0, start: int | None = 0, end: int | None = None, step: int = 1) -> str:
+def slice_(e: Emit, x: str, dim: int = 0, start: int | None = 0, end: int | None = None, step: int = 1) -> str | Nothing:
     size = e.shape(x)[dim]
     if size == -1 and e.target_shape() == e.shape(x):
         return x  # x[:, :seq]
     if size == -1 or step != 1:
         raise CaptureError(f"{e.node.name}: a slice of the sequence axis, or one with step {step}, cannot be captured")
     low, high, _ = slice(start, end).indices(size)
+    if low >= high:
+        return NOTHING
     return x if (low, high) == (0, size) else e.add(Slice(dim, low, high), x)
 
 
@@ -237,8 +252,9 @@ def getitem(e: Emit, values: list[str], index: int) -> str:
 
 
 @aten("cat.default")
-def cat(e: Emit, values: list[str], dim: int = 0) -> str:
-    return e.add(Cat(dim), *values)
+def cat(e: Emit, values: list[str | Nothing], dim: int = 0) -> str:
+    parts = [value for value in values if not isinstance(value, Nothing)]
+    return parts[0] if len(parts) == 1 else e.add(Cat(dim), *parts)
 
 
 @aten("repeat_interleave.self_int")

@@ -17,6 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import fx, nn
 from torch.export.graph_signature import InputKind
+from torch.overrides import TorchFunctionMode
 
 from mlsdc.compiler.capture.aten import DTYPES, RULES, overload
 from mlsdc.compiler.capture.lengths import LengthValues
@@ -73,12 +74,14 @@ def capture_model(
 ) -> Captured:
     """Export the model that `source.config` describes and check that the checkpoint has all of its tensors.
 
-    `max_tokens` bounds the sequence (default: the model's context length). `attention` is transformers' implementation, `sdpa` or `eager`.
-    Raises CaptureError for an unknown model type, nodes without a rule, and tensors that are missing or of another shape.
+    `max_tokens` bounds the sequence (default: the model's context length); a RoPE that depends on the length (longrope) is that of `max_tokens`.
+    `attention` is transformers' implementation, `sdpa` or `eager`. Raises CaptureError for an unknown model type, nodes without a rule, and
+    tensors that are missing or of another shape.
     """
     module = hf_module(source.config, attention)
     limit = max_tokens or int(source.config.get("max_position_embeddings", 2048))
-    graph, constants = export_graph(module, limit, name, _computed_buffers(module))
+    settle_rope(module, limit)
+    graph, constants = export_graph(module, limit, name)
     weights = WithConstants(source.weights, constants)
     check_weights(graph, weights, source.label)
     return Captured(graph, weights)
@@ -86,36 +89,66 @@ def capture_model(
 
 def capture_module(module: nn.Module, *, max_tokens: int = 2048, name: str = "forward") -> Captured:
     """Export any module from token ids i64[1, seq] to logits f32[1, seq, vocab]; its parameters are the weights. Raises CaptureError."""
-    graph, constants = export_graph(module.eval(), max_tokens, name, {})
+    graph, constants = export_graph(module.eval(), max_tokens, name)
     return Captured(graph, WithConstants(ModuleWeights(module), constants))
 
 
 def hf_module(config: Mapping[str, Any], attention: str = "sdpa") -> nn.Module:
-    """The Hugging Face module of a config, without weights: parameters on the meta device, f32."""
+    """The Hugging Face module of a config, without weights: parameters on the meta device, f32; buffers that it computes have their values.
+
+    A model with soft-capped scores is built with `eager` attention: torch's fused op has no soft-cap.
+    """
     import transformers
 
     ours = ("model_type", "quantization_config", "torch_dtype", "dtype", "use_cache")
     facts = {key: value for key, value in config.items() if key not in ours}
+    if facts.get("attn_logit_softcapping"):
+        attention = "eager"
     try:
         hf_config = transformers.AutoConfig.for_model(config["model_type"], **facts)
         hf_config.use_cache = False
-        with torch.device("meta"):
+        with EmptyOnMeta():
             module = transformers.AutoModelForCausalLM.from_config(hf_config, attn_implementation=attention, dtype=torch.float32)
     except (ValueError, KeyError, TypeError, AttributeError, ImportError) as error:
         raise CaptureError(f"transformers cannot build a '{config['model_type']}' model: {_first_line(error)}") from None
+    for part in module.modules():
+        for name, parameter in part.named_parameters(recurse=False):
+            part.register_parameter(name, nn.Parameter(parameter.to("meta"), requires_grad=False))
+    module.tie_weights()
     return module.eval()  # type: ignore[no-any-return]
 
 
-def _computed_buffers(module: nn.Module) -> dict[str, torch.Tensor]:
-    """Values of buffers that no checkpoint holds (inv_freq): their modules are built once more, on the CPU."""
-    found: dict[str, torch.Tensor] = {}
+class EmptyOnMeta(TorchFunctionMode):
+    """What modules allocate to be filled later (torch.empty) takes no memory; what they compute (frequencies, scales) is computed."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        if func is torch.empty and kwargs.get("device") is None:
+            kwargs["device"] = "meta"
+        return func(*args, **kwargs)
+
+
+def settle_rope(module: nn.Module, max_tokens: int) -> None:
+    """Let frequencies that depend on the sequence's length be those of one length, in place: a cache holds keys turned once.
+
+    `longrope` has two sets: the long one where sequences may be longer than the original context, else the short one (vLLM's rule).
+    `dynamic` leaves the frequencies alone up to the model's context length. Raises CaptureError for a length beyond that.
+    """
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
     for path, part in module.named_modules():
-        names = [n for n in part._non_persistent_buffers_set if part._buffers.get(n) is not None]
-        if not names or not hasattr(part, "config"):
+        kind = getattr(part, "rope_type", None)
+        if kind == "longrope":
+            original = int(part.config.rope_parameters["original_max_position_embeddings"])
+            if max_tokens > original:
+                part.inv_freq = nn.Buffer(ROPE_INIT_FUNCTIONS[kind](part.config, "cpu", seq_len=original + 1)[0], persistent=False)
+        elif kind == "dynamic":
+            original = int(part.original_max_seq_len)
+            if max_tokens > original:
+                raise CaptureError(f"{path}: dynamic RoPE changes its frequencies beyond {original} tokens, {max_tokens} are asked for")
+        else:
             continue
-        fresh = type(part)(part.config)
-        found |= {f"{path}.{n}": fresh._buffers[n] for n in names}
-    return found
+        part.rope_type = "default"
 
 
 def check_weights(graph: Graph, weights: WeightSource, label: str) -> None:
@@ -132,9 +165,9 @@ def check_weights(graph: Graph, weights: WeightSource, label: str) -> None:
 
 
 def export_graph(
-    module: nn.Module, max_tokens: int, name: str, buffers: Mapping[str, torch.Tensor]
+    module: nn.Module, max_tokens: int, name: str
 ) -> tuple[Graph, dict[str, NDArray[np.float32]]]:
-    """The core-op graph of a module and the constants it needs beside its parameters. `buffers` are values for meta buffers."""
+    """The core-op graph of a module and the constants it needs beside its parameters."""
     for path, parameter in module.named_parameters():
         if parameter.is_floating_point() and parameter.dtype is not torch.float32:
             kind = str(parameter.dtype).removeprefix("torch.")
@@ -152,7 +185,7 @@ def export_graph(
             exported = torch.export.export(module, (), inputs, dynamic_shapes=shapes, strict=False)
     except Exception as error:  # torch.export raises whatever the model's own code does
         raise CaptureError(f"torch.export of {type(module).__name__} failed: {_first_line(error)}") from error
-    return _Conversion(module, exported, max_tokens, buffers).run(name)
+    return _Conversion(module, exported, max_tokens).run(name)
 
 
 def _first_line(error: Exception) -> str:
@@ -162,17 +195,15 @@ def _first_line(error: Exception) -> str:
 class _Conversion:
     """One walk over the exported graph; implements aten.Emit."""
 
-    def __init__(
-        self, module: nn.Module, exported: torch.export.ExportedProgram, max_tokens: int, buffers: Mapping[str, torch.Tensor]
-    ) -> None:
+    def __init__(self, module: nn.Module, exported: torch.export.ExportedProgram, max_tokens: int) -> None:
         self.exported = exported
         self.seq = Dim("seq", 1, max_tokens)
         self.constants: dict[str, NDArray[np.float32]] = {}
         self.env: dict[fx.Node, Any] = {}
         self._taken: dict[str, int] = {}
-        self._read_signature(module, buffers)
+        self._read_signature(module)
 
-    def _read_signature(self, module: nn.Module, buffers: Mapping[str, torch.Tensor]) -> None:
+    def _read_signature(self, module: nn.Module) -> None:
         """Sort placeholders into tokens, parameters (tied ones under their first name) and tensors with known values."""
         first_name = {id(p): name for name, p in reversed(list(module.named_parameters(remove_duplicate=False)))}
         canonical = {name: first_name[id(p)] for name, p in module.named_parameters(remove_duplicate=False)}
@@ -190,9 +221,7 @@ class _Conversion:
             if spec.kind is InputKind.PARAMETER:
                 self.parameters[node] = canonical.get(target, target)
                 continue
-            value = buffers.get(target)
-            if value is None:
-                value = self.exported.constants.get(target, self.exported.state_dict.get(target))
+            value = self.exported.constants.get(target, self.exported.state_dict.get(target))
             if isinstance(value, torch.Tensor) and not value.is_meta:
                 leaves[node] = value.detach().cpu()
                 self._leaf_names[node] = target
