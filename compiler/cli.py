@@ -24,6 +24,7 @@ VERBS = {
     "targets": "list what can be compiled for",
     "passes": "list the passes, in order",
     "opt": "run passes on a graph given as text",
+    "view": "show a compile as one HTML page",
     "env": "show this machine and what is installed",
 }
 

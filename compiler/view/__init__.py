@@ -1,0 +1,1 @@
+"""`mlsdc view`: dumps, artifacts, graphs and traces as one self-contained HTML page."""
