@@ -315,12 +315,14 @@ def test_an_unfused_graph_gives_a_drafted_path_the_bits_of_a_prompt(plain_level:
 
 @pytest.mark.model
 def test_smollm2_without_fused_attention_writes_the_same_text(smollm2: Path, root: Path, tmp_path: Path) -> None:
+    """On prompts whose every next token is clear: the two round otherwise, and where two tokens are about as likely int8 rows
+    (a code more or less in every layer) may choose the other one."""
     from mlsdc.compiler import compile_model
     from mlsdc.runtime import Engine, SamplingParams
 
     settings = ["passes.disable=[fuse-attention]", "limits.max_model_len=256", "limits.max_num_batched_tokens=16"]
     plain = compile_model(root / "examples" / "smollm2.yaml", tmp_path / "plain.mlsdc", set=settings)
-    prompts = ["The capital of France is", "def fibonacci(n):"]
+    prompts = ["1, 2, 3, 4, 5,", "A, B, C, D,"]
     texts = []
     for artifact in (smollm2, plain):
         with Engine.load(artifact, threads=2) as engine:
