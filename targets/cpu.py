@@ -14,10 +14,10 @@ from mlsdc.compiler import ops_core, ops_kv, ops_nn, ops_quant
 from mlsdc.compiler.graph import Graph, Node
 from mlsdc.compiler.ops import Op
 from mlsdc.compiler.quantise import Q8
-from mlsdc.compiler.types import DType, Dim, KvType, TensorType, Type
+from mlsdc.compiler.types import Dim, DType, KvType, TensorType, Type
 from mlsdc.runtime.kv_format import KvGeometry
 from mlsdc.runtime.manifest import TargetInfo
-from mlsdc.runtime.program import InputArg, PoolArg
+from mlsdc.runtime.program import InputArg, IntArg, PoolArg
 from mlsdc.runtime.step import Limits
 from mlsdc.targets.cpu_isa import ISAS, CpuIsa
 from mlsdc.targets.cpu_layout import a8_offsets, pack_q8, padded, q8_bytes
@@ -27,6 +27,7 @@ from mlsdc.templates import params as P
 T = TypeVar("T", bound=Op)
 LOWER: dict[type[Op], Callable[[CpuTarget, Node, Any, Graph], Lowering | Declined]] = {}
 DECLINED = Declined
+MAX_FINE = 4  # groups of a value that may have a second plane
 TILE = 8  # rows of an activation tile: they share cache lines, so one thread writes them all
 TINY = 16  # rows of a kernel that takes less time than waking a thread
 COUNTS = {"rows": (P.ROWS, "ROWS"), "out": (P.OUT, "OUT")}
@@ -144,19 +145,27 @@ def storage(type_: Type) -> int:
     sizes = [size.hi if isinstance(size, Dim) else size for size in type_.shape]
     rows = padded(sizes[0], 8)
     if type_.dtype in (DType.A8, DType.A16):
-        return a8_offsets(rows * planes_of(type_), sizes[1])[2]
+        return a8_offsets(rows, sizes[1], MAX_FINE if type_.dtype is DType.A16 else 0)[2]
     element = {DType.BOOL: 1, DType.BF16: 2}.get(type_.dtype, 4)
     return padded(rows * int(np.prod(sizes[1:])) * element, 64)
 
 
-def planes_of(type_: TensorType) -> int:
-    """Rows of the a8 layout that a row of the value takes."""
-    return 2 if type_.dtype is DType.A16 else 1
+def fine_of(graph: Graph, value: str) -> tuple[int, ...]:
+    """Groups of an a8 or a16 value that have a second plane, as the node that made it says."""
+    return getattr(graph[value].op, "fine", ())
 
 
-def a8_args(value: str, rows_padded: int, k: int) -> tuple[CallArg, ...]:
-    """The three addresses of an a8 value: codes, scales, corrections."""
-    scales, corrections, _ = a8_offsets(rows_padded, k)
+def fine_abi(fine: tuple[int, ...]) -> tuple[str, ...]:
+    return tuple(f"FINE{i}: int" for i in range(len(fine)))
+
+
+def fine_args(fine: tuple[int, ...]) -> tuple[CallArg, ...]:
+    return tuple(IntArg(group) for group in fine)
+
+
+def a8_args(value: str, rows_padded: int, k: int, fine: int = 0) -> tuple[CallArg, ...]:
+    """The three addresses of an a8 or a16 value: codes, scales, corrections."""
+    scales, corrections, _ = a8_offsets(rows_padded, k, fine)
     return ValueRef(value), ValueRef(value, scales), ValueRef(value, corrections)
 
 
@@ -211,13 +220,13 @@ def rope(node: Node, graph: Graph, columns: int, start: int, heads: int, dim: in
 
 
 @lowers(ops_quant.Quantise)
-def lower_quantise(target: CpuTarget, node: Node, op: ops_quant.Quantise, graph: Graph) -> Lowering:
-    return quantise(node, P.NormQuantise(*counted(node), whole_columns(node.type), planes=1 + op.wide))
+def lower_quantise(target: CpuTarget, node: Node, op: ops_quant.Quantise, graph: Graph) -> Lowering | Declined:
+    return quantise(node, P.NormQuantise(*counted(node), whole_columns(node.type), fine=len(op.fine)), op.fine)
 
 
 @lowers(ops_quant.NormQuantise)
-def lower_norm_quantise(target: CpuTarget, node: Node, op: ops_quant.NormQuantise, graph: Graph) -> Lowering:
-    return quantise(node, P.NormQuantise(*counted(node), whole_columns(node.type), True, op.eps, op.offset, 1 + op.wide))
+def lower_norm_quantise(target: CpuTarget, node: Node, op: ops_quant.NormQuantise, graph: Graph) -> Lowering | Declined:
+    return quantise(node, P.NormQuantise(*counted(node), whole_columns(node.type), True, op.eps, op.offset, len(op.fine)), op.fine)
 
 
 def counted(node: Node) -> tuple[int, int]:
@@ -230,11 +239,13 @@ def whole_columns(type_: Type) -> int:
     return type_.shape[1]
 
 
-def quantise(node: Node, params: P.NormQuantise) -> Lowering:
+def quantise(node: Node, params: P.NormQuantise, fine: tuple[int, ...]) -> Lowering | Declined:
+    if len(fine) > MAX_FINE:
+        return Declined(f"{len(fine)} groups with a second plane; the CPU's layout has room for {MAX_FINE}")
     _, count, rows = rows_of(node.type)
-    kernel = spec("norm_quantise", params, "X: f32", *(("G: f32",) if params.norm else ()), *A8_IN, "H: i32")
-    args = (*(ValueRef(i) for i in node.inputs), *a8_args(node.name, rows * params.planes, params.k), HEADER)
-    return Lowering((Call(kernel, 1, count, args, TILE // params.planes),), storage(node.type))
+    kernel = spec("norm_quantise", params, "X: f32", *(("G: f32",) if params.norm else ()), *A8_IN, "H: i32", *fine_abi(fine))
+    args = (*(ValueRef(i) for i in node.inputs), *a8_args(node.name, rows, params.k, len(fine)), HEADER, *fine_args(fine))
+    return Lowering((Call(kernel, 1, count, args, TILE),), storage(node.type))
 
 
 @lowers(ops_quant.LinearQ)
@@ -246,11 +257,12 @@ def lower_linear_q(target: CpuTarget, node: Node, op: ops_quant.LinearQ, graph: 
     if n % 16:
         return Declined(f"{n} output columns; the CPU's blocks have 16")
     index, _, rows = rows_of(node.type)
-    planes = planes_of(input_type(graph, node, 0))
-    params = P.LinearQ8(index, rows, n, k, target.isa.dot, op.bias, op.residual, planes)
+    fine = fine_of(graph, node.inputs[0])
+    params = P.LinearQ8(index, rows, n, k, target.isa.dot, op.bias, op.residual, len(fine))
     extra = (("B: f32",) if op.bias else ()) + (("R: f32",) if op.residual else ())
-    kernel = spec("linear_q8", params, "W: q8", *A8_IN, "Y: f32", *extra, "H: i32")
-    args = (ValueRef(node.inputs[1]), *a8_args(node.inputs[0], rows * planes, k), ValueRef(node.name), *(ValueRef(i) for i in node.inputs[2:]), HEADER)
+    kernel = spec("linear_q8", params, "W: q8", *A8_IN, "Y: f32", *extra, "H: i32", *fine_abi(fine))
+    args = (ValueRef(node.inputs[1]), *a8_args(node.inputs[0], rows, k, len(fine)), ValueRef(node.name), *(ValueRef(i) for i in node.inputs[2:]),
+            HEADER, *fine_args(fine))
     return Lowering((Call(kernel, n // 16, None, args),), storage(node.type), in_place_of=node.inputs[-1] if op.residual else None)
 
 
@@ -263,8 +275,10 @@ def lower_gated(target: CpuTarget, node: Node, op: ops_quant.GatedQuantise, grap
     if n2 // 2 % 64:
         return Declined(f"{n2 // 2} gated columns; the CPU's tiles want a multiple of 64")
     index, _, rows = rows_of(node.type)
-    kernel = spec("gated_q8", P.GatedQ8(index, rows, n2 // 2, k, op.act, target.isa.dot), "W: q8", *A8_IN, *A8_OUT, "H: i32")
-    args = (ValueRef(node.inputs[1]), *a8_args(node.inputs[0], rows, k), *a8_args(node.name, rows, n2 // 2), HEADER)
+    fine = fine_of(graph, node.inputs[0])
+    params = P.GatedQ8(index, rows, n2 // 2, k, op.act, target.isa.dot, len(fine))
+    kernel = spec("gated_q8", params, "W: q8", *A8_IN, *A8_OUT, "H: i32", *fine_abi(fine))
+    args = (ValueRef(node.inputs[1]), *a8_args(node.inputs[0], rows, k, len(fine)), *a8_args(node.name, rows, n2 // 2), HEADER, *fine_args(fine))
     return Lowering((Call(kernel, n2 // 64, None, args),), storage(node.type))
 
 
@@ -297,15 +311,13 @@ def geometry_of(node: Node) -> KvGeometry:
 
 
 @lowers(ops_kv.PagedAttention)
-def lower_attention(target: CpuTarget, node: Node, op: ops_kv.PagedAttention, graph: Graph) -> Lowering | Declined:
-    if op.softcap:
-        return Declined("attention with a soft-cap")
+def lower_attention(target: CpuTarget, node: Node, op: ops_kv.PagedAttention, graph: Graph) -> Lowering:
     geometry = kv_geometry(graph)
     assert geometry is not None
     q = input_type(graph, node, 0)
     heads, dim = whole(q)
-    attend = P.Attend(geometry, target.limits, heads, op.scale, op.window)
-    combine = P.AttendCombine(geometry, target.limits, heads, op.scale, op.quantise)
+    attend = P.Attend(geometry, target.limits, heads, op.scale, op.window, op.softcap)
+    combine = P.AttendCombine(geometry, target.limits, heads, 1.0 if op.softcap else op.scale, op.quantise)
     first = Call(
         spec("attend", attend, "Q: f32", "POOL: pool", "POS: i32", "SLOT: i32", "ANC: u64", "CTX: i32", "PAGES: i32", "SCRATCH: i32", "WORK: i32", "PART: f32"),
         geometry.num_kv_heads, "WORK",
@@ -340,6 +352,11 @@ def lower_argmax(target: CpuTarget, node: Node, op: ops_core.ArgMax, graph: Grap
     second = Call(spec("argmax_join", P.ArgMax(rows, n, op.limit or n, join=True), "VALUE: f32", "INDEX: i32", "Y: i32"), 1, count,
                   (TempRef("values"), TempRef("indices"), ValueRef(node.name)), TINY)
     return Lowering((first, second), storage(node.type), {"values": rows * part.parts * 4, "indices": rows * part.parts * 4})
+
+
+@lowers(ops_quant.Calibrated)
+def lower_calibrated(target: CpuTarget, node: Node, op: ops_quant.Calibrated, graph: Graph) -> Lowering:
+    return Lowering((), 0, alias_of=node.inputs[0])
 
 
 @lowers(ops_core.Reshape)

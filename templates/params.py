@@ -14,6 +14,11 @@ def padded(n: int, to: int) -> int:
     return -(-n // to) * to
 
 
+def total_columns(k: int, fine: int) -> int:
+    """Columns that a row of a8 or a16 takes in memory: k and the second planes, each rounded up to 64."""
+    return padded(k, 64) + padded(32 * fine, 64)
+
+
 class TirParams:
     """Base: a key from the fields that differ between kernels of one program, so that names stay readable and unique."""
 
@@ -47,7 +52,7 @@ class Rows(TirParams):
 
 @dataclass(frozen=True)
 class LinearQ8(Rows):
-    """y[rows, n] = h[rows, k] @ W[n, k]^T, W in 16-row blocks of q8 (targets/cpu_layout.py). Two planes: h is a16, pairs of rows add up."""
+    """y[rows, n] = h[rows, k] @ W[n, k]^T, W in 16-row blocks of q8 (targets/cpu_layout.py). `fine` groups have a second plane (a16)."""
 
     stem = "linear_q8"
     n: int = 0
@@ -55,11 +60,15 @@ class LinearQ8(Rows):
     isa: str = named("", default="vnni512")  # type: ignore[assignment]
     bias: bool = False
     residual: bool = False
-    planes: int = named("planes", default=1)  # type: ignore[assignment]
+    fine: int = 0
 
     @property
     def k_padded(self) -> int:
         return padded(self.k, 64)
+
+    @property
+    def k_total(self) -> int:
+        return total_columns(self.k, self.fine)
 
     @property
     def n_padded(self) -> int:
@@ -75,11 +84,15 @@ class GatedQ8(Rows):
     k: int = 0
     act: str = named("", default="silu")  # type: ignore[assignment]
     isa: str = named("", default="vnni512")  # type: ignore[assignment]
-    planes = 1
+    fine: int = 0
 
     @property
     def k_padded(self) -> int:
         return padded(self.k, 64)
+
+    @property
+    def k_total(self) -> int:
+        return total_columns(self.k, self.fine)
 
     @property
     def n_padded(self) -> int:
@@ -92,18 +105,22 @@ class GatedQ8(Rows):
 
 @dataclass(frozen=True)
 class NormQuantise(Rows):
-    """a8[rows, k] = quantise(rms_norm(x)) or, without `norm`, quantise(x). Two planes: a16, rows 2r and 2r + 1 of a tile."""
+    """a8[rows, k] = quantise(rms_norm(x)) or, without `norm`, quantise(x). `fine` groups get a second plane (a16)."""
 
     stem = "quantise"
     k: int = 0
     norm: bool = False
     eps: float = named("", default=0.0)  # type: ignore[assignment]
     offset: float = named("", default=0.0)  # type: ignore[assignment]
-    planes: int = named("planes", default=1)  # type: ignore[assignment]
+    fine: int = 0
 
     @property
     def k_padded(self) -> int:
         return padded(self.k, 64)
+
+    @property
+    def k_total(self) -> int:
+        return total_columns(self.k, self.fine)
 
     @property
     def key(self) -> str:
@@ -269,16 +286,17 @@ class AttendPlan(Paged):
 
 @dataclass(frozen=True)
 class Attend(Paged):
-    """Attention of up to 8 rows of a sequence over one span, per kv head; `scale2` is scale * log2(e)."""
+    """Attention of up to 8 rows of a sequence over one span, per kv head; `scale2` is what a score becomes log2 of a probability by."""
 
     stem = "attend"
     heads: int = named("q", default=0)  # type: ignore[assignment]
     scale: float = named("", default=1.0)  # type: ignore[assignment]
     window: int = named("w", default=0)  # type: ignore[assignment]
+    softcap: float = named("cap", default=0.0)  # type: ignore[assignment]
 
     @property
     def scale2(self) -> float:
-        return self.scale * log2(e)
+        return log2(e) if self.softcap else self.scale * log2(e)  # soft-capped scores are scaled already
 
     @property
     def head_tile(self) -> int:

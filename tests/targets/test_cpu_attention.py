@@ -27,7 +27,7 @@ SHAPES = {
     "eight a group": Shape(8, 1, 128, page_size=32), "llama": Shape(8, 2, 128, page_size=16), "wide": Shape(4, 2, 256, page_size=32),
     "wide alone": Shape(2, 2, 256, page_size=64, num_layers=1, layer=0), "narrow": Shape(4, 2, 16, page_size=16),
     "window of 40": Shape(4, 2, 64, page_size=32, window=40), "window of 300": Shape(3, 1, 80, page_size=16, window=300),
-    "window of one": Shape(2, 1, 64, page_size=16, window=1),
+    "window of one": Shape(2, 1, 64, page_size=16, window=1), "softcap": Shape(4, 2, 64, page_size=16, softcap=2.0),
 }  # fmt: skip
 QUANTISED = ("smollm2", "four a group", "window of 40")
 SOME = ("smollm2", "four a group", "wide", "window of 40")
