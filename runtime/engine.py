@@ -1,7 +1,7 @@
 """The engine: `step()` is schedule -> draft -> verify -> commit; the rest is getting requests in and tokens out.
 
 Any number of threads may call `submit`, `abort`, `generate` and `stream` at once. There is no engine thread: whoever waits for tokens runs
-the next step, for everybody, one at a time. `submit` and `abort` never wait for a step.
+the next step, for everybody, one at a time. `submit` and `abort` never wait for a step. `AsyncEngine` adds a thread and asyncio.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import numpy as np
 
 from mlsdc.runtime.artifact import Artifact
 from mlsdc.runtime.commit import commit_tokens, finish
+from mlsdc.runtime.detokenize import Detokenizer
 from mlsdc.runtime.device.base import Device, LevelMemory
 from mlsdc.runtime.errors import ArtifactError, CapacityError, DeviceError, RequestError
 from mlsdc.runtime.kv_pool import KvPool
@@ -48,7 +49,7 @@ class Engine:
         self.device = device
         self.tokenizer = tokenizer
         self.level = levels[0] if levels else None
-        self.pool = KvPool(memory.num_pages, memory.buffers.page_size)
+        self.pool = KvPool.alone(memory.num_pages, memory.buffers.page_size, copy_page=self._copy_page)
         self.scheduler = Scheduler(manifest.limits, self.pool)
         self.statistics = Statistics()  # of all finished requests
         self._memory = memory
@@ -177,6 +178,9 @@ class Engine:
                 with self._news:
                     request.publish()
 
+    def _copy_page(self, source: int, target: int) -> None:
+        self._memory.write_page(target, self._memory.read_page(source))
+
     def _end(self, request: Request) -> None:
         self.scheduler.remove(request)
         self.statistics.merge(request.statistics)
@@ -184,27 +188,38 @@ class Engine:
 
     # --- requests in ---
 
-    def submit(self, prompt: Prompt, params: SamplingParams | None = None) -> Request:
-        """Queue one request and return at once; `wait` for it, or read it with `stream`. Raises RequestError, DeviceError."""
-        request = self._prepare(prompt, params or SamplingParams(), deque())
+    def submit(self, prompt: Prompt, params: SamplingParams | None = None, *, priority: int = 0,
+               listener: deque[Request] | None = None) -> Request:
+        """Queue one request and return at once; `wait` for it. Raises RequestError, DeviceError.
+
+        Requests of a lower `priority` number are served first. `listener` is appended the request (or a choice of it, with `n`) whenever
+        a step brought it something, in the thread that ran the step.
+        """
+        request = self._prepare(prompt, params or SamplingParams(), deque() if listener is None else listener, priority)
         self._enqueue([request])
         return request
 
     def abort(self, request: Request) -> None:
-        """End a request, at once or after the step that is running; its tokens so far stay. Aborting a finished request does nothing."""
-        self._aborts.append(request)
+        """End a request and all its choices, at once or after the step that is running; its tokens so far stay.
+
+        Aborting a finished request does nothing.
+        """
+        self._aborts.extend(request.choices)
         with self._news:
-            if not self._stepping and not self._closed:
+            if not self._stepping and not self._closed and self._broken is None:
                 self._take_inbox()
-                self._news.notify_all()
+            self._news.notify_all()
 
     def _enqueue(self, requests: Sequence[Request]) -> None:
         with self._news:
             self._check_open()
             self._inbox.extend(requests)
+            self._news.notify_all()
 
-    def _prepare(self, prompt: Prompt, params: SamplingParams, listener: deque[Request]) -> Request:
+    def _prepare(self, prompt: Prompt, params: SamplingParams, listener: deque[Request], priority: int = 0) -> Request:
         """Validate everything a request could break; nothing has run before this succeeds (law L7)."""
+        if isinstance(priority, bool) or not isinstance(priority, int):
+            raise RequestError(f"priority: {priority!r}, expected an integer")
         if not isinstance(params, SamplingParams):
             raise RequestError(f"sampling params: {params!r}, expected a SamplingParams")
         params.check_served()
@@ -225,6 +240,9 @@ class Engine:
         for i, token in enumerate(params.stop_token_ids):
             if token >= model.vocab_size:
                 raise RequestError(f"stop_token_ids[{i}]: {token}, expected a token id below {model.vocab_size}")
+        for token in params.logit_bias:
+            if token >= model.vocab_size:
+                raise RequestError(f"logit_bias[{token}]: expected a token id below {model.vocab_size}")
         if params.stop and self.tokenizer is None:
             raise RequestError("stop: this engine has no tokenizer: use stop_token_ids")
         stops = set(params.stop_token_ids) | (set() if params.ignore_eos else set(model.eos_token_ids))
@@ -234,9 +252,15 @@ class Engine:
             raise RequestError(
                 f"prompt and max_tokens: up to {max_length} tokens need {needed} KV pages, the pool has {self.pool.num_pages}: "
                 "ask for fewer tokens or give Engine.load a larger pool")
-        detokenizer = self.tokenizer.stream(skip_special_tokens=params.skip_special_tokens) if self.tokenizer else None
-        return Request(
-            tokens, params, max_length=max_length, stop_ids=frozenset(stops), budget=budget, detokenizer=detokenizer, listener=listener)
+        request = Request(
+            tokens, params, max_length=max_length, stop_ids=frozenset(stops), budget=budget, detokenizer=self._detokenizer(params),
+            listener=listener, priority=priority)
+        for _ in range(params.n - 1):
+            request.fork(self._detokenizer(params))
+        return request
+
+    def _detokenizer(self, params: SamplingParams) -> Detokenizer | None:
+        return self.tokenizer.stream(skip_special_tokens=params.skip_special_tokens) if self.tokenizer else None
 
     def tokenize(self, prompt: Prompt) -> list[int]:
         """Token ids of a text, a chat, or checked token ids. Raises RequestError."""
@@ -281,7 +305,7 @@ class Engine:
     # --- tokens out ---
 
     def generate(self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None = None, *,
-                 on_token: OnToken | None = None) -> list[Result]:
+                 on_token: OnToken | None = None, priority: int = 0) -> list[Result]:
         """Serve prompts (texts, lists of token ids, chats) together; results come in the same order.
 
         `on_token(i, delta)` is called for prompt i as tokens come; if it raises, all of this call's requests are aborted. Nothing runs if
@@ -292,10 +316,10 @@ class Engine:
         if len(each) != len(listed):
             raise RequestError(f"sampling params: {len(each)} for {len(listed)} prompts")
         listener: deque[Request] = deque()
-        requests = [self._prepare(prompt, p or SamplingParams(), listener) for prompt, p in zip(listed, each, strict=True)]
-        number = {request.id: i for i, request in enumerate(requests)}
+        requests = [self._prepare(prompt, p or SamplingParams(), listener, priority) for prompt, p in zip(listed, each, strict=True)]
+        number = {choice.id: i for i, request in enumerate(requests) for choice in request.choices}
         self._enqueue(requests)
-        left = len(requests)
+        left = len(number)
         try:
             while left:
                 request = self._next(listener)
@@ -309,9 +333,9 @@ class Engine:
             raise
         return [request.result() for request in requests]
 
-    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[Delta]:
+    def stream(self, prompt: Prompt, params: SamplingParams | None = None, *, priority: int = 0) -> Iterator[Delta]:
         """Serve one prompt and yield what each step brings; leaving the loop early aborts it. Raises as `submit` does, at once."""
-        return self._deltas(self.submit(prompt, params))
+        return self._deltas(self.submit(prompt, params, priority=priority))
 
     def wait(self, request: Request) -> Result:
         """Run or await steps until a submitted request is finished."""
@@ -322,14 +346,13 @@ class Engine:
     def _deltas(self, request: Request) -> Iterator[Delta]:
         listener = request.listener
         assert listener is not None  # `submit` made it
+        left = len(request.choices)
         try:
-            while True:
-                self._next(listener)
-                delta = request.take()
+            while left:
+                delta = self._next(listener).take()
+                left -= delta.finish_reason is not None
                 if delta.token_ids or delta.text or delta.finish_reason:
                     yield delta
-                if delta.finish_reason:
-                    return
         finally:
             self.abort(request)
 
@@ -346,24 +369,55 @@ class Engine:
                     return request
                 self._check_open()
                 self._stepping = True
-            try:
-                self.step()
-            except BaseException as error:
-                self._fail(error)
-                raise
-            finally:
-                with self._news:
-                    self._stepping = False
-                    self._news.notify_all()
+            self._run_step()
+
+    def serve(self, stopped: Callable[[], bool]) -> None:
+        """Run steps for whoever submits, until `stopped()`; it is asked whenever the engine is woken. Returns when the engine is closed.
+
+        Raises what a step raised; every request has ended with an error then.
+        """
+        while True:
+            with self._news:
+                self._news.wait_for(lambda: stopped() or self._closed or self._broken or (self.has_work and not self._stepping))
+                if stopped() or self._closed or self._broken:
+                    return
+                self._stepping = True
+            self._run_step()
+
+    def wake(self) -> None:
+        """Make `serve` ask whether it is to stop."""
+        with self._news:
+            self._news.notify_all()
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a step has something to do."""
+        return bool(self._inbox or self._aborts or self.scheduler.running or self.scheduler.waiting)
+
+    def _run_step(self) -> None:
+        """One step by the thread that set `_stepping`."""
+        try:
+            if not self.step() and (self.scheduler.running or self.scheduler.waiting):
+                raise CapacityError("scheduler: requests wait and none of them can run")
+        except BaseException as error:
+            self._fail(error)
+            raise
+        finally:
+            with self._news:
+                self._stepping = False
+                self._news.notify_all()
 
     def _fail(self, error: BaseException) -> None:
         """A step broke off: nothing on the device can be trusted, so every request ends with an error that says so."""
         with self._news:
             self._broken = error
-            for request in (*self.scheduler.requests(), *self._inbox):
+            for request in self._unfinished():
                 request.error = DeviceError(f"the engine stopped: {type(error).__name__}: {error}")
                 request.finish_reason = "error"
                 request.publish()
+
+    def _unfinished(self) -> list[Request]:
+        return [*self.scheduler.requests(), *(choice for request in self._inbox for choice in request.choices)]
 
     def _check_open(self) -> None:
         if self._closed:
@@ -383,7 +437,7 @@ class Engine:
             self._closed = True
             while self._stepping:
                 self._news.wait()
-            for request in (*self.scheduler.requests(), *self._inbox):
+            for request in self._unfinished():
                 request.error = DeviceError("the engine was closed")
                 request.finish_reason = "abort"
                 request.publish()

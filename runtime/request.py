@@ -49,11 +49,15 @@ class Delta:
     text: str
     token_ids: list[int]
     finish_reason: FinishReason | None
+    choice: int = 0  # of the request's `n`
 
 
 @dataclass(frozen=True)
 class Result:
-    """A finished request. `stop_reason` is the token id or the string that ended it, if one did."""
+    """A finished request. `stop_reason` is the token id or the string that ended it, if one did.
+
+    It is choice 0 of the request's `n`; `others` are choices 1 and on.
+    """
 
     text: str
     token_ids: list[int]
@@ -62,14 +66,21 @@ class Result:
     prompt_token_ids: list[int]
     statistics: Statistics
     timings: Timings
+    others: tuple[Result, ...] = ()
 
 
 class Request:
     """State the engine's step owns. Other threads see what `publish` showed them, after the step that made it."""
 
     def __init__(self, prompt: list[int], params: SamplingParams, *, max_length: int, stop_ids: frozenset[int], budget: int,
-                 detokenizer: Detokenizer | None = None, listener: deque[Request] | None = None) -> None:
+                 detokenizer: Detokenizer | None = None, listener: deque[Request] | None = None, priority: int = 0,
+                 parent: Request | None = None) -> None:
         self.id = next(_ids)
+        self.priority = priority  # the lower is served first
+        self.parent = parent  # of whose prompt's pages this one takes a copy (`n`)
+        self.forks: list[Request] = []  # those that wait for this one's prompt
+        self.choices: list[Request] = [self]  # of `n`, this one first; a fork knows itself only
+        self.choice = 0  # its place among its parent's
         self.params = params
         self.num_prompt = len(prompt)
         self.tokens = prompt  # prompt and committed tokens
@@ -93,6 +104,10 @@ class Request:
         self._shown: tuple[int, int, FinishReason | None] = (0, 0, None)  # output tokens and pieces of text that may be taken
         self._taken: tuple[int, int, FinishReason | None] = (0, 0, None)
 
+    def turn(self) -> tuple[int, int]:
+        """Its place in the order of service, the lower first: by priority, then by arrival."""
+        return self.priority, self.id
+
     def publish(self) -> None:
         """Show consumers what is committed. The engine calls it, under its lock."""
         self._shown = (self.num_output, len(self.text), self.finish_reason)
@@ -105,12 +120,22 @@ class Request:
         self._taken = (tokens, pieces, reason)
         start = self.num_prompt
         text = "".join(self.text[last_pieces:pieces])
-        return Delta(text, self.tokens[start + last_tokens : start + tokens], None if last_reason else reason)
+        return Delta(text, self.tokens[start + last_tokens : start + tokens], None if last_reason else reason, self.choice)
+
+    def fork(self, detokenizer: Detokenizer | None) -> None:
+        """Add one choice more. It waits until this one's prompt is computed, and shares the prompt's pages then."""
+        other = Request(
+            list(self.tokens), self.params, max_length=self.max_length, stop_ids=self.stop_ids, budget=self.budget, detokenizer=detokenizer,
+            listener=self.listener, priority=self.priority, parent=self)
+        other.choice = len(self.choices)
+        self.choices.append(other)
+        self.forks.append(other)
 
     def result(self) -> Result:
         """Everything so far."""
         text, prompt = "".join(self.text), self.tokens[: self.num_prompt]
-        return Result(text, self.output, self.finish_reason, self.stop_reason, prompt, self.statistics, self.timings)
+        others = tuple(other.result() for other in self.choices[1:])
+        return Result(text, self.output, self.finish_reason, self.stop_reason, prompt, self.statistics, self.timings, others)
 
     @property
     def num_output(self) -> int:

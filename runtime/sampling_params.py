@@ -9,6 +9,7 @@ from typing import Any
 
 from mlsdc.runtime.errors import RequestError
 
+MAX_CHOICES = 128
 MAX_STOPS = 64
 MAX_STOP_CHARS = 4096
 
@@ -74,7 +75,7 @@ class SamplingParams:
         object.__setattr__(self, "logit_bias", _bias(self.logit_bias))
         if self.seed is not None:
             _integer("seed", self.seed, -(1 << 63), (1 << 64) - 1)
-        _integer("n", self.n, 1)
+        _integer("n", self.n, 1, MAX_CHOICES)
         if self.max_tokens is not None:
             _integer("max_tokens", self.max_tokens, 1)
         _integer("min_tokens", self.min_tokens, 0)
@@ -98,7 +99,7 @@ class SamplingParams:
         """
         if self.temperature != 0:
             raise RequestError(f"temperature: {self.temperature}, this artifact serves greedy decoding only: set 0")
-        for name, neutral in (("presence_penalty", 0), ("frequency_penalty", 0), ("repetition_penalty", 1), ("n", 1),
+        for name, neutral in (("presence_penalty", 0), ("frequency_penalty", 0), ("repetition_penalty", 1),
                               ("logprobs", None), ("prompt_logprobs", None), ("logit_bias", {})):
             if getattr(self, name) != neutral:
                 raise RequestError(f"{name}: {getattr(self, name)!r} is not served by this artifact: leave it at {neutral!r}")

@@ -1,15 +1,16 @@
 """Which rows the next step computes: continuous batching, decided anew at every step.
 
-Order: (1) every decoding sequence gets its row; (2) what is left of the budgets is shared out as drafted nodes, at most half of it
-while prompts wait; (3) prompts of admitted sequences go on in chunks, oldest first; (4) waiting requests are admitted, first come
-first served, while pages last. A sequence that cannot grow preempts the youngest one, which is computed again later (with its own
-sealed pages likely still cached). The oldest sequence always fits, so the queue always moves.
+Requests are served by (priority, arrival), the lower first. Order: (1) every decoding sequence gets its row; (2) what is left of the
+budgets is shared out as drafted nodes, at most half of it while prompts wait; (3) prompts of admitted sequences go on in chunks;
+(4) waiting requests are admitted, the first in line first and nobody past it, while pages last. A sequence that cannot grow preempts the
+last one in line, which is computed again later (with its own sealed pages likely still cached); so does a waiting request of a better
+priority. The first in line always fits, so the queue always moves.
 """
 
 from __future__ import annotations
 
 import time
-from collections import deque
+from bisect import insort
 from collections.abc import Iterator
 
 from mlsdc.runtime.kv_pool import KvPool
@@ -23,8 +24,8 @@ class Scheduler:
     def __init__(self, limits: Limits, pool: KvPool) -> None:
         self.limits = limits
         self.pool = pool
-        self.waiting: deque[Request] = deque()
-        self.running: list[Request] = []  # in order of admission
+        self.waiting: list[Request] = []  # both in the order of service
+        self.running: list[Request] = []
         self.max_running = min(limits.max_num_seqs, limits.max_num_batched_tokens, limits.max_logit_rows)
 
     def pages_needed(self, max_length: int, budget: int) -> int:
@@ -32,22 +33,30 @@ class Scheduler:
         return self.pool.pages_for(max_length - 1) + self._scratch(budget)
 
     def add(self, request: Request) -> None:
-        self.waiting.append(request)
+        insort(self.waiting, request, key=Request.turn)
 
     def remove(self, request: Request) -> None:
-        """Forget a request, finished or aborted, wherever it is, and free its pages."""
+        """Forget a request, finished or aborted, wherever it is, and free its pages; forks that waited for it go on without it."""
         if request in self.running:
             self.running.remove(request)
         elif request in self.waiting:
             self.waiting.remove(request)
+        elif request.parent is not None and request in request.parent.forks:
+            request.parent.forks.remove(request)
+        self._release_forks(request)
         self.pool.free(request.table)
 
     def requests(self) -> Iterator[Request]:
-        yield from self.running
-        yield from self.waiting
+        for request in (*self.running, *self.waiting):
+            yield request
+            yield from request.forks
 
     def schedule(self) -> list[StepItem]:
         """The next step's items, none if there is nothing to do. Decoding items come first; pages for all of their rows are there."""
+        for request in self.running:
+            if request.forks and request.num_computed >= request.num_prompt - 1:
+                self._release_forks(request)
+        self._make_way()
         rows = self.limits.max_num_batched_tokens
         outs = self.limits.max_logit_rows
         items = self._decode()
@@ -63,7 +72,7 @@ class Scheduler:
                 items.append(item)
                 rows -= item.rows
                 outs -= item.wants_choice
-        while rows > 0 and self.waiting and len(self.running) < self.max_running:
+        while rows > 0 and self.waiting:
             request = self.waiting[0]
             if not self._admit(request):
                 break
@@ -74,16 +83,16 @@ class Scheduler:
         return items
 
     def _decode(self) -> list[StepItem]:
-        """One row for each decoding sequence, oldest first, preempting the youngest where pages are short."""
+        """One row for each decoding sequence, first in line first, preempting the last where pages are short."""
         items: list[StepItem] = []
         index = 0
         while index < len(self.running):
             request = self.running[index]
             if request.decoding:
-                while not self.pool.can_append(request.table, len(request.tokens)):
-                    if self._preempt_youngest() is request:
+                while not self.pool.can_append(request.table, len(request.tokens), request.num_computed):
+                    if self._preempt_last() is request:
                         return items
-                self.pool.append(request.table, len(request.tokens))
+                self.pool.append(request.table, len(request.tokens), request.num_computed)
                 items.append(StepItem(request, 1, decodes=True))
             index += 1
         return items
@@ -97,8 +106,8 @@ class Scheduler:
             request = item.request
             # a draft deeper than what may still be committed is wasted: the choice after it is one token more
             budget = min(request.budget, (spare - total) // (len(items) - i), request.max_length - len(request.tokens) - 1)
-            if budget > 0 and self.pool.can_append(request.table, len(request.tokens) + budget):
-                self.pool.append(request.table, len(request.tokens) + budget)
+            if budget > 0 and self.pool.can_append(request.table, len(request.tokens) + budget, request.num_computed):
+                self.pool.append(request.table, len(request.tokens) + budget, request.num_computed)
                 item.budget = budget
                 total += budget
         return total
@@ -111,26 +120,62 @@ class Scheduler:
             count -= 1
         return StepItem(request, count, decodes=False) if count > 0 else None
 
-    def _admit(self, request: Request) -> bool:
-        scratch = self._scratch(request.budget)
-        room = min(len(request.tokens) + 1, request.max_length - 1)
-        if not self.pool.can_allocate(request.tokens, room, scratch):
+    def _make_way(self) -> None:
+        """Preempt the last in line while the first waiting request is of a better priority and has no place."""
+        while self.waiting and self.running and self.waiting[0].priority < self.running[-1].priority:
+            if self._can_admit(self.waiting[0]):
+                return
+            self._preempt_last()
+
+    def _can_admit(self, request: Request) -> bool:
+        if len(self.running) >= self.max_running:
             return False
-        request.table = self.pool.allocate(request.tokens, room, scratch)
+        if self._forkable(request) is not None:
+            return self._scratch(request.budget) + 1 <= self.pool.num_available  # one to write: a new page, or the last shared one's copy
+        return self.pool.can_allocate(request.tokens, self._first_room(request), self._scratch(request.budget))
+
+    def _admit(self, request: Request) -> bool:
+        """Move the first waiting request to the running ones, with pages; False if it must wait."""
+        if not self._can_admit(request):
+            return False
+        pool, scratch = self.pool, self._scratch(request.budget)
+        parent = self._forkable(request)
+        if parent is not None:
+            shared = request.num_prompt - 1
+            request.table = pool.fork(parent.table, shared, scratch)
+            pool.append(request.table, request.num_prompt, shared)
+        else:
+            request.table = pool.allocate(request.tokens, self._first_room(request), scratch)
         request.num_computed = request.table.num_cached
         request.statistics.cached_tokens += request.num_computed
         if request.timings.admitted is None:
             request.timings.admitted = time.perf_counter()
-        self.waiting.popleft()
-        self.running.append(request)
+        self.waiting.remove(request)
+        insort(self.running, request, key=Request.turn)
         return True
 
-    def _preempt_youngest(self) -> Request:
+    def _forkable(self, request: Request) -> Request | None:
+        """The running request whose prompt's pages this one can share, if it has not begun."""
+        parent = request.parent
+        if parent is None or parent not in self.running or len(request.tokens) > request.num_prompt:
+            return None
+        return parent if parent.num_computed >= request.num_prompt - 1 else None
+
+    def _first_room(self, request: Request) -> int:
+        return min(len(request.tokens) + 1, request.max_length - 1)
+
+    def _release_forks(self, request: Request) -> None:
+        """The prompt is computed, or its request is gone: its forks wait like any other request."""
+        for fork in request.forks:
+            self.add(fork)
+        request.forks = []
+
+    def _preempt_last(self) -> Request:
         request = self.running.pop()
         self.pool.free(request.table)
         request.num_computed = 0
         request.statistics.preemptions += 1
-        self.waiting.appendleft(request)
+        self.add(request)
         return request
 
     def _scratch(self, budget: int) -> int:

@@ -38,7 +38,7 @@ def test_a_bad_speculation_value_is_refused_and_named(name: str, value: Any) -> 
 
 
 @pytest.mark.parametrize(("name", "value"), [
-    ("temperature", 0.7), ("presence_penalty", 0.5), ("frequency_penalty", 0.5), ("repetition_penalty", 1.1), ("n", 2), ("logprobs", 0),
+    ("temperature", 0.7), ("presence_penalty", 0.5), ("frequency_penalty", 0.5), ("repetition_penalty", 1.1), ("logprobs", 0),
     ("prompt_logprobs", 0), ("logit_bias", {3: 1.0}),
 ])
 def test_what_is_not_served_is_refused_by_name(name: str, value: Any) -> None:
