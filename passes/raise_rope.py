@@ -11,7 +11,7 @@ from mlsdc.compiler.ops_core import Binary, Cat, MatMul, Slice
 from mlsdc.compiler.ops_nn import Rope, RopeTable
 from mlsdc.compiler.pipeline import GraphPass
 from mlsdc.compiler.rewrite import Rule, apply_rules
-from mlsdc.passes.raise_match import binary, first, from_rows, operands, scalar, shape_of, to_rows, unary, unshaped
+from mlsdc.passes.raise_match import binary, first, from_rows, operands, scalar, seq_axis, shape_of, to_rows, unary, unshaped
 
 
 @dataclass(frozen=True)
@@ -32,6 +32,7 @@ class RaiseRope(GraphPass):
             %y = rope(%x, %rope_table)
 
     between a reshape to rows [seq, heads, d] and one back. Also without rotate_half: cat(lo * cos - hi * sin, hi * cos + lo * sin).
+    Where only the first r of d channels turn, cat(rope(%x[:r]), %x[r:]) is one rope of %x.
     Declines where the angles are not positions times a weight, or %x is not [1, heads, seq, d] or [1, seq, heads, d].
     """
 
@@ -95,6 +96,28 @@ def _raise(editor: Editor, node: Node, x: Node, found: Angles) -> bool:
         return False
     made = editor.add(f"{node.name}.rope", Rope(), rows, _table(editor, found), origin=node.origin)
     from_rows(editor, node.name, made, node)
+    return True
+
+
+def partly_rotated(editor: Editor, node: Node) -> bool:
+    """cat(rope(x[..., :r]), x[..., r:]), the rope between reshapes to rows and back."""
+    if not isinstance(node.op, Cat) or len(node.inputs) != 2 or node.op.axis not in (-1, len(shape_of(node)) - 1):
+        return False
+    turned, rest = (editor[name] for name in node.inputs)
+    rope = unshaped(editor, turned)
+    if not isinstance(rope.op, Rope) or not isinstance(rest.op, Slice):
+        return False
+    low = unshaped(editor, first(editor, rope))
+    if not isinstance(low.op, Slice) or low.inputs != rest.inputs or seq_axis(turned) != seq_axis(low):
+        return False
+    x = first(editor, low)
+    last, size, r = len(shape_of(x)) - 1, _size(x, -1), _size(low, -1)
+    if (low.op.start, low.op.end, rest.op.start, rest.op.end) != (0, r, r, size) or {low.op.axis, rest.op.axis} - {-1, last}:
+        return False
+    rows = to_rows(editor, x, node.name)
+    if rows is None:
+        return False
+    from_rows(editor, node.name, editor.add(f"{node.name}.rope", Rope(), rows, rope.inputs[1], origin=node.origin), node)
     return True
 
 
@@ -171,4 +194,5 @@ def _size(node: Node, axis: int) -> int:
 RULES = (
     Rule("x * cos + rotate_half(x) * sin => rope(x, table)", Binary, rotated),
     Rule("cat(lo * cos - hi * sin, hi * cos + lo * sin) => rope(cat(lo, hi), table)", Cat, rotated_halves),
+    Rule("cat(rope(x[:r], table), x[r:]) => rope(x, table)", Cat, partly_rotated),
 )
