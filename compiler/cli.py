@@ -25,6 +25,8 @@ VERBS = {
     "passes": "list the passes, in order",
     "opt": "run passes on a graph given as text",
     "view": "show a compile as one HTML page",
+    "diff": "compare an artifact with the interpreter or transformers",
+    "trace": "serve one prompt and write a trace of it",
     "env": "show this machine and what is installed",
 }
 

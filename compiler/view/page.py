@@ -13,7 +13,8 @@ HERE = Path(__file__).parent
 
 def render_page(data: Mapping[str, Any]) -> str:
     """One HTML document. The same data gives the same bytes."""
-    text = json.dumps(data, separators=(",", ":"), ensure_ascii=False, sort_keys=True, default=str).replace("</", "<\\/").replace("<!--", "<\\!--")
+    text = json.dumps(data, separators=(",", ":"), ensure_ascii=False, sort_keys=True, default=str)
+    text = text.replace("<", "\\u003c")  # nothing in it can end the script element
     parts = {"TITLE": html.escape(f"{data['title']} · mlsdc"), "STYLE": asset("page.css"), "DATA": text,
              "SCRIPT": "".join(asset(name) for name in ("layout.js", "page.js"))}
     page = asset("page.html")

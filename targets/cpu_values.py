@@ -1,0 +1,63 @@
+"""IR values of a CPU program, read back from memory while it runs launch by launch: what `mlsdc diff` compares with the interpreter."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from mlsdc.compiler.graph import Graph
+from mlsdc.compiler.interpret_state import KvState
+from mlsdc.compiler.quantise import A8
+from mlsdc.compiler.types import DType, KvType, TensorType
+from mlsdc.runtime.device.cpu import ERROR, CpuLevel, CpuProgram
+from mlsdc.runtime.errors import DeviceError
+from mlsdc.runtime.program import ArenaArg, InputArg, Launch
+from mlsdc.runtime.step import Array, Header
+from mlsdc.targets.cpu_layout import padded, unpack_a8
+
+NativeValue = Array | A8 | KvState
+RESULT = {DType.F32: "Y", DType.I32: "Y", DType.A8: "YQ"}  # names in kernel ABIs of what a launch writes
+COUNTS = {"rows": Header.ROWS, "out": Header.OUT}
+
+
+def run_launches(program: CpuProgram, graph: Graph) -> Iterator[tuple[str, str, NativeValue | None]]:
+    """Run the program for what the step buffers say; after the last launch of each node yields (node, kernel, a copy of its value).
+
+    None where this knows no layout (a16). Raises DeviceError for a kernel that refuses its arguments.
+    """
+    level, launches = program.level, program.spec.launches
+    device, header = level.device, level.buffers.header
+    for i, launch in enumerate(launches):
+        device.launch_list(device.pool.ctypes.data, program.launches[i].ctypes.data, 1, header.ctypes.data)
+        if device.pool[ERROR]:
+            raise DeviceError(f"program '{program.name}': kernel '{launch.kernel}' of %{launch.node} refused its arguments; compile again")
+        more = i + 1 < len(launches) and launches[i + 1].node == launch.node
+        if not more and launch.node in graph.by_name:
+            yield launch.node, launch.kernel, read_value(level, graph, launch)
+
+
+def read_value(level: CpuLevel, graph: Graph, launch: Launch) -> NativeValue | None:
+    """A copy of what the launch wrote, in the value's logical shape: f32 or i32, a8, or the pages of the cache."""
+    type_ = graph[launch.node].type
+    if isinstance(type_, KvType):
+        return KvState(level.geometry, level.pool.reshape(level.num_pages, -1).copy())
+    if not isinstance(type_, TensorType) or type_.dtype not in RESULT:
+        return None
+    abi = [name.split(":")[0] for name in level.device.target.kernels[launch.kernel].abi]
+    names = {name: arg for name, arg in zip(abi, launch.args, strict=True)}
+    shape = tuple(size if isinstance(size, int) else int(level.buffers.header[COUNTS[size.name]]) for size in type_.shape)
+    if type_.dtype is DType.A8:  # kernels that only quantise call their result as others call their input
+        codes, scales = (names.get(f"Y{name}", names.get(old)) for name, old in (("Q", "XQ"), ("S", "SX")))
+        if not isinstance(codes, ArenaArg) or not isinstance(scales, ArenaArg):
+            return None
+        rows_padded = (scales.arena - codes.arena) // padded(shape[1], 64)
+        return unpack_a8(level.arena[codes.arena :], shape[0], rows_padded, shape[1]) if rows_padded else None
+    result = names.get("Y")
+    if isinstance(result, InputArg):
+        return np.array(getattr(level.buffers, result.input)[: shape[0]])
+    if not isinstance(result, ArenaArg):
+        return None
+    size = int(np.prod(shape)) * 4
+    dtype = np.float32 if type_.dtype is DType.F32 else np.int32
+    return level.arena[result.arena : result.arena + size].view(dtype).reshape(shape).copy()
