@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from mlsdc.runtime.artifact import Artifact
+    from mlsdc.runtime.async_engine import AsyncEngine
     from mlsdc.runtime.engine import Engine
     from mlsdc.runtime.errors import ArtifactError, CapacityError, DeviceError, MlsdcError, RequestError
     from mlsdc.runtime.request import Delta, Result
@@ -14,14 +15,14 @@ if TYPE_CHECKING:
     from mlsdc.runtime.statistics import Statistics
 
 __all__ = [
-    "Artifact", "ArtifactError", "CapacityError", "Delta", "DeviceError", "Engine", "MlsdcError", "RequestError", "Result",
-    "SamplingParams", "Speculation", "Statistics",
+    "Artifact", "ArtifactError", "AsyncEngine", "CapacityError", "Delta", "DeviceError", "Engine", "MlsdcError", "RequestError",
+    "Result", "SamplingParams", "Speculation", "Statistics",
 ]
 
 _HOME = {
-    "Artifact": "artifact", "Engine": "engine", "SamplingParams": "sampling_params", "Speculation": "sampling_params", "Delta": "request",
-    "Result": "request", "Statistics": "statistics", "ArtifactError": "errors", "CapacityError": "errors", "DeviceError": "errors",
-    "MlsdcError": "errors", "RequestError": "errors",
+    "Artifact": "artifact", "AsyncEngine": "async_engine", "Engine": "engine", "SamplingParams": "sampling_params",
+    "Speculation": "sampling_params", "Delta": "request", "Result": "request", "Statistics": "statistics", "ArtifactError": "errors",
+    "CapacityError": "errors", "DeviceError": "errors", "MlsdcError": "errors", "RequestError": "errors",
 }
 
 

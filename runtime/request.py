@@ -97,7 +97,6 @@ class Request:
         self.finish_reason: FinishReason | None = None
         self.stop_reason: int | str | None = None
         self.error: Exception | None = None
-        self.aborted = False
         self.statistics = Statistics()
         self.timings = Timings()
         self.listener = listener  # told of every step that brought something
