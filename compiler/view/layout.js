@@ -4,7 +4,7 @@
 const CARD = 218, GAP_X = 26, GAP_Y = 46, PORT_H = 22;
 
 function layeredLayout(nodes, heights) {
-  // nodes: [{id, inputs: [id within the group]}] in topological order -> {place: {id: [x, y]}, edges: [{from, to, points}], width, height}
+  // nodes: [{id, inputs: [id within the group], pin: "top", "bottom" or none}] in topological order -> {place: {id: [x, y]}, edges: [{from, to, points}], width, height}
   const rank = {}, users = {};
   for (const n of nodes) users[n.id] = [];
   for (const n of nodes) {
@@ -12,7 +12,9 @@ function layeredLayout(nodes, heights) {
     for (const i of n.inputs) users[i].push(n.id);
   }
   for (const n of [...nodes].reverse()) // ports and constants sit right above whoever needs them
-    if (!n.inputs.length && users[n.id].length) rank[n.id] = Math.max(0, Math.min(...users[n.id].map(u => rank[u])) - 1);
+    if (!n.pin && !n.inputs.length && users[n.id].length) rank[n.id] = Math.max(0, Math.min(...users[n.id].map(u => rank[u])) - 1);
+  const deepest = Math.max(0, ...nodes.filter(n => n.pin !== "bottom").map(n => rank[n.id])) + 1;
+  for (const n of nodes) if (n.pin === "bottom") rank[n.id] = deepest;
   const ranks = [], items = {};
   const put = (id, r, dummy) => { items[id] = {id, r, dummy, w: dummy ? 12 : CARD, up: [], down: []}; (ranks[r] ??= []).push(items[id]); };
   for (const n of nodes) put(n.id, rank[n.id], false);

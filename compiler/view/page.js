@@ -70,21 +70,23 @@ const layouts = new Map();
 function groupLayout(g) {
   const own = new Set(g.nodes.map(n => n.name)), heights = {}, ports = new Map(), list = [];
   for (const n of g.nodes) for (const i of n.inputs)
-    if (!own.has(i) && model.nodes.get(i)?.op !== "weight" && !ports.has(i)) { ports.set(i, `→${i}`); list.push({id: `→${i}`, inputs: []}); heights[`→${i}`] = PORT_H; }
+    if (!own.has(i) && model.nodes.get(i)?.op !== "weight" && !ports.has(i)) { ports.set(i, `→${i}`); list.push({id: `→${i}`, inputs: [], pin: "top"}); heights[`→${i}`] = PORT_H; }
   for (const n of g.nodes) {
     heights[n.name] = cardHeight(n);
     list.push({id: n.name, inputs: n.inputs.filter(i => model.nodes.get(i)?.op !== "weight").map(i => ports.get(i) ?? i)});
   }
-  const key = JSON.stringify([g.sign, list.map(n => [n.inputs.map(i => list.findIndex(m => m.id === i)), heights[n.id]])]);
+  const last = g === model.groups[model.groups.length - 1], leaving = g.nodes.filter(n => !last && model.users.get(n.name).some(u => !own.has(u) && model.where.has(u)));
+  for (const n of leaving) { list.push({id: `⇣${n.name}`, inputs: [n.name], pin: "bottom"}); heights[`⇣${n.name}`] = PORT_H; }
+  const key = JSON.stringify([g.sign, list.map(n => [n.pin, n.inputs.map(i => list.findIndex(m => m.id === i)), heights[n.id]])]);
   let shared = layouts.get(key);
   if (!shared) {
     const number = new Map(list.map((n, i) => [n.id, i]));
-    shared = layeredLayout(list.map(n => ({id: number.get(n.id), inputs: n.inputs.map(i => number.get(i))})), list.map(n => heights[n.id]));
+    shared = layeredLayout(list.map(n => ({id: number.get(n.id), inputs: n.inputs.map(i => number.get(i)), pin: n.pin})), list.map(n => heights[n.id]));
     layouts.set(key, shared);
   }
   const place = {};
   list.forEach((n, i) => { place[n.id] = shared.place[i]; });
-  return {place, ports, heights, width: Math.max(shared.width, 330), height: shared.height, shift: Math.max(0, (330 - shared.width) / 2),
+  return {place, ports: [...ports, ...leaving.map(n => [n.name, `⇣${n.name}`])], heights, width: Math.max(shared.width, 330), height: shared.height, shift: Math.max(0, (330 - shared.width) / 2),
     edges: shared.edges.map(e => ({from: list[e.from].id, to: list[e.to].id, points: e.points}))};
 }
 
@@ -115,9 +117,9 @@ function buildScene() {
     const values = [...crossing];
     values.forEach((value, k) => {
       const spreadX = (k - (values.length - 1) / 2) * 150;
-      const start = from.kind === "open" ? anchor(from, value, true) : [from.x + from.w / 2 + spreadX * .55, from.y + from.h];
+      const start = from.kind === "open" ? anchor(from, `⇣${value}`, true) : [from.x + from.w / 2 + spreadX * .55, from.y + from.h];
       const end = to.kind === "open" ? anchor(to, `→${value}`, false) : [to.x + to.w / 2 + spreadX * .55, to.y];
-      links.push({value, points: [start, end]});
+      links.push({value, points: [start, end], open: from.kind === "open" || to.kind === "open"});
     });
   }
   scene = {boxes, links, home, height: y, width: Math.max(FOLDED, ...boxes.map(b => b.w))};
@@ -147,7 +149,7 @@ function draw() {
     const [[x0, y0], [x1, y1]] = link.points;
     if (!visible(Math.min(x0, x1), y0, Math.abs(x1 - x0) + 1, y1 - y0)) continue;
     el("path", {d: curve(link.points), class: `edge${link.value === state.node ? " hot" : ""}`}, wires);
-    if (view.k >= .3) el("text", {x: (x0 + x1) / 2, y: (y0 + y1) / 2 + 3, class: "shape"}, wires, cut(label(link.value, inner(link.value)), 44));
+    if (view.k >= .3 && !link.open) el("text", {x: (x0 + x1) / 2, y: (y0 + y1) / 2 + 3, class: "shape"}, wires, cut(label(link.value, inner(link.value)), 44));
   }
   for (const box of scene.boxes) {
     if (!visible(box.x, box.y, box.w, box.h + 20)) continue;
@@ -166,11 +168,11 @@ function draw() {
       if (!visible(Math.min(...xs), Math.min(...ys), Math.max(...xs) - Math.min(...xs) + 1, Math.max(...ys) - Math.min(...ys) + 1)) continue;
       const value = e.from.replace(/^→/, ""), lit = value === state.node || e.to === state.node;
       el("path", {d: curve(points), class: `edge${lit ? " hot" : ""}`}, g);
-      if (view.k >= .3 && !e.from.startsWith("→")) el("text", {x: (points[0][0] + points[1][0]) / 2, y: (points[0][1] + points[1][1]) / 2 + 3, class: `shape${lit ? " hot" : ""}`}, g, shapeText(model.nodes.get(value).type));
+      if (view.k >= .3 && !e.from.startsWith("→") && !e.to.startsWith("⇣")) el("text", {x: (points[0][0] + points[1][0]) / 2, y: (points[0][1] + points[1][1]) / 2 + 3, class: `shape${lit ? " hot" : ""}`}, g, shapeText(model.nodes.get(value).type));
     }
     for (const [value, id] of box.layout.ports) {
       const [px, py] = box.layout.place[id];
-      const text = cut(label(value, `${layerOf(value) >= 0 ? `${layerOf(value)}.` : ""}${inner(value)}`), 34), pw = Math.max(70, text.length * 6.1 + 16);
+      const text = cut(label(value, `${layerOf(value) >= 0 && !id.startsWith("⇣") ? `${layerOf(value)}.` : ""}${inner(value)}`), 34), pw = Math.max(70, text.length * 6.1 + 16);
       const port = el("g", {class: "port", "data-node": value}, front);
       el("rect", {x: dx + px - pw / 2, y: dy + py, width: pw, height: PORT_H, rx: 11}, port);
       el("text", {x: dx + px, y: dy + py + 15}, port, text);
@@ -260,7 +262,7 @@ function highlight(source) {
     (m, s, c, k, n, f) => s ? `<span class="s">${s}</span>` : c ? `<span class="c">${c}</span>` : k ? `<span class="k">${k}</span>` : n ? `<span class="n">${n}</span>` : `<span class="f">${f}</span>`);
 }
 
-const link = (name, note) => `<div class="row link" data-node="${esc(name)}"><code>&lrm;${esc(name)}</code><span>${esc(note)}</span></div>`;
+const link = (name, note) => `<div class="row link" data-node="${esc(name)}"><code>&lrm;${esc(name)}</code><span title="${esc(note)}">${esc(cut(note.replace(/^kv<(\w+).*/, "kv $1"), 30))}</span></div>`;
 const section = (name, body) => body ? `<h3>${name}</h3>${body}` : "";
 
 function showDetails() {
@@ -285,7 +287,7 @@ function showDetails() {
     + section("Inputs", inputs.map(i => link(i, model.nodes.get(i)?.type ?? "")).join(""))
     + section("Weights", weights.map(i => link(i, model.nodes.get(i).type)).join(""))
     + section("Used by", (model.users.get(n.name) ?? []).slice(0, 12).map(u => link(u, model.nodes.get(u).op)).join("") + ((model.users.get(n.name) ?? []).length > 12 ? `<div class="dim">and ${model.users.get(n.name).length - 12} more</div>` : ""))
-    + section("Through the passes", history.map(([i, kind, was]) => `<div class="row link" data-pass="${i}"><span class="chip ${kind}" style="margin:0">${kind}</span><code>&lrm;${esc(DATA.stages[i].title)}</code></div>${was ? `<div class="dim" style="margin-left:6px"><code>was ${esc(was)}</code></div>` : ""}`).join(""))
+    + section("Through the passes", history.map(([i, kind, was]) => `<div class="row link" data-pass="${i}"><span class="chip ${kind}" style="margin:0">${kind}</span><code>&lrm;${esc(DATA.stages[i].title)}</code></div>${was ? `<div class="dim" style="overflow-wrap:anywhere"><code>was ${esc(was)}</code></div>` : ""}`).join(""))
     + section("Generated kernels", kernels || (DATA.kernels && last && n.op !== "weight" && n.op !== "input" ? '<span class="dim">none of its own: a view, or part of another launch</span>' : ""));
 }
 
@@ -391,7 +393,7 @@ function kernelsView() {
   for (const list of Object.values(DATA.launches)) for (const [, key] of list) uses[key] = (uses[key] ?? 0) + 1;
   const keys = Object.keys(DATA.kernels).sort((a, b) => (times[b] ?? 0) - (times[a] ?? 0) || (uses[b] ?? 0) - (uses[a] ?? 0));
   $("kernels").innerHTML = `<h1>Kernels</h1><p>${keys.length} kernels for ${esc(DATA.target.name)} (${esc(DATA.target.requires.join(" "))}), generated from templates. ${total ? "Times are of the trace's steps, one launch at a time." : "Their order is how often they are launched."}</p><div class="panel"><table><tr><th>kernel</th><th style="text-align:right">launches a step</th><th>checked by</th>${total ? "<th style='text-align:right'>ms in the trace</th><th style='width:180px'>share</th>" : ""}</tr>`
-    + keys.map(key => `<tr><td><details><summary><code>${esc(key)}</code></summary><div class="dim" style="margin:4px 0">${esc(DATA.kernels[key].file)} &nbsp; <code>${esc(DATA.kernels[key].abi.join(", "))}</code></div><pre>${highlight(DATA.kernels[key].source)}</pre></details></td><td class="num">${uses[key] ?? 0}</td><td class="dim">${esc(DATA.kernels[key].checked_by)}</td>${total ? `<td class="num">${((times[key] ?? 0) / 1000).toFixed(1)}</td><td><div class="meter" style="margin-top:7px"><i style="width:${100 * (times[key] ?? 0) / total}%"></i></div></td>` : ""}</tr>`).join("") + "</table></div>";
+    + keys.map(key => `<tr><td><details><summary><code>${esc(key)}</code></summary><div class="dim" style="margin:4px 0">${esc(DATA.kernels[key].file)} &nbsp; <code>${esc(DATA.kernels[key].abi.join(", "))}</code></div><pre>${highlight(DATA.kernels[key].source)}</pre></details></td><td class="num">${uses[key] ?? 0}</td><td class="dim">${esc(DATA.kernels[key].checked_by)}</td>${total ? `<td class="num">${((times[key] ?? 0) / 1000).toFixed(1)}</td><td><div class="meter"><i style="width:${100 * (times[key] ?? 0) / total}%"></i></div></td>` : ""}</tr>`).join("") + "</table></div>";
 }
 
 function pipelineView() {
