@@ -22,6 +22,11 @@ from mlsdc.runtime.errors import CapacityError
 Array = npt.NDArray[Any]
 SCRATCH_SLOTS = 64
 HEADER_WORDS = 16
+SAMPLING_WORDS = 16  # of a sequence's sampling record (runtime/sampling/record.py)
+MAX_BIAS = 1024  # logit_bias entries of a request
+MAX_BANS = 128  # end tokens of a request that min_tokens masks
+MAX_LOGPROBS = 20
+LOGPROB_COLUMNS = 1 + MAX_LOGPROBS  # the chosen token and the most probable ones
 BLOCK = 64  # positions per attention block (law L2)
 
 
@@ -74,6 +79,15 @@ INPUTS: dict[str, tuple[str, str]] = {
     "scratch_table": ("i4", "seqs x scratch_pages"),  # page of slots page_size * i ..; unused by prefilled sequences
     "out_rows": ("i4", "out"),  # rows that want logits and a choice
     "choices": ("i4", "out"),  # result: the target's choice for each of them
+    "sampling": ("f8", "seqs x sampling"),  # how each sequence's rows choose, read by `sample` only
+    "bias_ids": ("i4", "seqs x bias"),  # logit_bias: tokens
+    "bias": ("f4", "seqs x bias"),  # and what is added
+    "ban_ids": ("i4", "seqs x bans"),  # end tokens, masked before min_tokens
+    "seen_ids": ("i4", "seqs x ctx"),  # with penalties: the distinct tokens of prompt and output
+    "seen_counts": ("i4", "seqs x ctx"),  # and how often each is in the output
+    "given": ("i4", "out"),  # log probabilities: -2 none, -1 of the row's choice, else of this token (prompt_logprobs)
+    "logprob_ids": ("i4", "out x logprobs"),  # result: the chosen or given token, then the most probable ones, best first
+    "logprobs": ("f4", "out x logprobs"),  # result: log probabilities by the raw logits
     "commit_src": ("i4", "commits"),  # token slots to copy: page * page_size + slot in the page
     "commit_dst": ("i4", "commits"),
 }
@@ -103,6 +117,15 @@ class StepBuffers:
     scratch_table: Array
     out_rows: Array
     choices: Array
+    sampling: Array
+    bias_ids: Array
+    bias: Array
+    ban_ids: Array
+    seen_ids: Array
+    seen_counts: Array
+    given: Array
+    logprob_ids: Array
+    logprobs: Array
     commit_src: Array
     commit_dst: Array
 
@@ -123,7 +146,12 @@ def input_shape(name: str, limits: Limits, page_size: int) -> tuple[int, ...]:
         "seqs": (limits.max_num_seqs,),
         "seqs x pages_per_seq": (limits.max_num_seqs, limits.pages_per_seq(page_size)),
         "seqs x scratch_pages": (limits.max_num_seqs, limits.scratch_pages(page_size)),
+        "seqs x sampling": (limits.max_num_seqs, SAMPLING_WORDS),
+        "seqs x bias": (limits.max_num_seqs, MAX_BIAS),
+        "seqs x bans": (limits.max_num_seqs, MAX_BANS),
+        "seqs x ctx": (limits.max_num_seqs, limits.max_model_len),
         "out": (limits.max_logit_rows,),
+        "out x logprobs": (limits.max_logit_rows, LOGPROB_COLUMNS),
         "commits": (limits.max_num_batched_tokens,),
     }
     return counts[INPUTS[name][1]]

@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
-from mlsdc.targets.protocol import KernelSpec
+from collections.abc import Sequence
+from dataclasses import replace
+
+from mlsdc.runtime.program import ArenaArg, Arg, InputArg, IntArg, Tap
+from mlsdc.runtime.step import Limits
+from mlsdc.targets.protocol import Call, KernelSpec, Lowering
 from mlsdc.templates import params_sample as P
+from mlsdc.templates.params import padded
+
+SLACK = 256  # bytes that whole blocks of 64 logits may read beyond the last row
 
 
 def ngram_specs(order: int) -> tuple[KernelSpec, ...]:
@@ -14,3 +22,44 @@ def ngram_specs(order: int) -> tuple[KernelSpec, ...]:
         "ngram_propose": ("LIVE: u64", "FIXED: u64", "TREE: i32", "P: f32", "budget: int", "width: int", "weight: float", "floor: float"),
     }
     return tuple(KernelSpec(name, P.Ngram(name, order), arguments) for name, arguments in abi.items())
+
+
+def sample_lowering(logits: Tap, vocab_size: int, limits: Limits, base: int) -> tuple[Lowering, int]:
+    """The launches that make the choices of rows that are not plain greedy, over the forward program's logits; bytes of arena they need.
+
+    What they need beside the logits lies from `base` on, where the forward program uses nothing.
+    """
+    rows, n = padded(logits.shape[0], 8), logits.shape[1]
+    sizes = {"edited": rows * n * 4 + SLACK, "list": rows * n * 4}
+    part = P.Sample("sample_part", rows, n, vocab_size, limits.max_num_batched_tokens, limits.max_num_seqs, limits.max_model_len)
+    sizes |= {"best": rows * 4, "last_x": rows * 4, "last": rows * 4, "score": rows * part.parts * 8, "index": rows * part.parts * 4}
+    places: dict[str, ArenaArg] = {}
+    at = padded(base, 64)
+    for name, size in sizes.items():
+        places[name] = ArenaArg(at)
+        at += padded(size, 64)
+    x, edited = ArenaArg(logits.arena), IntArg((places["edited"].arena - logits.arena) // 4)
+
+    def call(kernel: str, grid: int, arguments: Sequence[tuple[str, Arg]]) -> Call:
+        spec = KernelSpec(kernel, replace(part, stem=kernel), tuple(abi for abi, _ in arguments))
+        return Call(spec, grid, "OUT", tuple(arg for _, arg in arguments))
+
+    state: list[tuple[str, Arg]] = [("OUT: i32", InputArg("out_rows")), ("SEQ: i32", InputArg("row_seq")), ("POS: i32", InputArg("positions"))]
+    record: list[tuple[str, Arg]] = [("RF: f64", InputArg("sampling")), ("RI: i32", InputArg("sampling"))]
+    choice, best = ("CHOICE: i32", InputArg("choices")), ("BEST: i32", places["best"])
+    cut: list[tuple[str, Arg]] = [("LAST_X: f32", places["last_x"]), ("LAST: i32", places["last"])]
+    scores: list[tuple[str, Arg]] = [("SCORE: f64", places["score"]), ("INDEX: i32", places["index"])]
+    where = ("edited: int", edited)
+    calls = (
+        call("sample_edit", 1, [
+            ("X: f32", x), choice, best, *state, ("TOKENS: i32", InputArg("tokens")), ("ANC: u64", InputArg("ancestors")),
+            ("FIRST: i32", InputArg("seq_row")), *record, ("BIAS_ID: i32", InputArg("bias_ids")), ("BIAS: f32", InputArg("bias")),
+            ("BAN: i32", InputArg("ban_ids")), ("SEEN: i32", InputArg("seen_ids")), ("COUNT: i32", InputArg("seen_counts")), where]),
+        call("sample_bound", 1, [("X: f32", x), best, *cut, ("LIST: i32", places["list"]), *state, *record, where]),
+        call("sample_part", part.parts, [("X: f32", x), best, *cut, *scores, *state, *record, ("RU: u64", InputArg("sampling")), where]),
+        call("sample_join", 1, [*scores, choice, *state[:2], record[0]]),
+        call("sample_logprobs", 1, [
+            ("X: f32", x), choice, ("GIVEN: i32", InputArg("given")), ("IDS: i32", InputArg("logprob_ids")),
+            ("LOGP: f32", InputArg("logprobs")), ("LIST: i32", places["list"]), *state, record[1]]),
+    )
+    return Lowering(calls, 0), at + SLACK
