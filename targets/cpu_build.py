@@ -35,7 +35,7 @@ def build(isa: CpuIsa, specs: Sequence[KernelSpec], directory: Path) -> TargetIn
     functions: dict[str, Any] = {}
     for spec in sorted({spec.key: spec for spec in specs}.values(), key=lambda s: s.key):
         source = folder / f"{spec.key}.py"
-        source.write_text(render(f"tir/{spec.template}.py.jinja", spec=spec, p=spec.params), encoding="utf-8")
+        source.write_text(render(f"tir/{spec.template}.py.jinja", spec=spec, p=spec.params, isa=isa), encoding="utf-8")
         functions[spec.key] = load_function(source, spec)
         name = source.relative_to(directory).as_posix()
         kernels[spec.key] = KernelInfo(spec.key, f"kernels/{isa.name}/kernels.so", name, spec.abi, "compiled")
