@@ -31,7 +31,7 @@ class TargetEntry:
 
 TARGETS: dict[str, TargetEntry] = {
     NATIVE: TargetEntry("mlsdc.targets.cpu:cpu_target", "compile", "the best of the CPU targets that this machine runs"),
-    "cpu-x86-64-v4": TargetEntry("mlsdc.targets.cpu:cpu_target", "compile", "x86-64 with AVX-512 and VNNI: Ice Lake, Zen 4 and later"),
+    **{name: TargetEntry("mlsdc.targets.cpu:cpu_target", "compile", isa.summary) for name, isa in ISAS.items()},
     "h100": TargetEntry("mlsdc.targets.nvidia:NvidiaTarget", "nvidia", "NVIDIA sm_90, Triton: paged attention only so far", artifact=False),
     "a100": TargetEntry("mlsdc.targets.nvidia:NvidiaTarget", "nvidia", "NVIDIA sm_80, Triton: paged attention only so far", artifact=False),
 }

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import os
+import platform
 import re
 import shutil
 import subprocess
@@ -21,10 +22,12 @@ from typing import Any
 from mlsdc.compiler.errors import CompileError
 from mlsdc.runtime.manifest import KernelInfo, TargetInfo
 from mlsdc.targets.cpu_isa import CpuIsa
+from mlsdc.targets.elf import undefined_symbols
 from mlsdc.targets.protocol import KernelSpec
 from mlsdc.templates.render import render
 
 ENTRY = "__tvm_ffi_"  # tvm-ffi's prefix of exported functions
+FROM_PROCESS = frozenset({"TVMFFIErrorSetRaisedFromCStrParts", "memcpy", "memset"})  # what kernels may call
 
 
 def build(isa: CpuIsa, specs: Sequence[KernelSpec], directory: Path) -> TargetInfo:
@@ -112,16 +115,21 @@ def compile_kernels(isa: CpuIsa, functions: dict[str, Any], out: Path) -> Path:
         raise CompileError(f"target {isa.name}: kernels do not compile: {first_line(error)}") from error
     check_object_source(library.inspect_source("ll"), isa)
     library.write_to_file(str(out), "o")
+    check_object(out, isa)
     return out
 
 
 def check_object_source(ll: str, isa: CpuIsa) -> None:
-    """Generator bugs: a local buffer of 1 KiB or more becomes a heap allocation inside a loop, a transcendental a libm call."""
+    """A local buffer of 1 KiB or more becomes a heap allocation inside a loop: a generator bug."""
     if re.search(r"load ptr, ptr @__TVMBackendAllocWorkspace", ll):
         raise CompileError(f"target {isa.name}: a kernel allocates memory: a local buffer of 1 KiB or more")
-    called = sorted(set(re.findall(r"call [^@\n]*@(expf|cosf|sinf|tanhf|powf|erff|rintf|fmaf)\b", ll)))
+
+
+def check_object(path: Path, isa: CpuIsa) -> None:
+    """A transcendental, or an instruction that the ISA lacks, becomes a call of a library that nothing is linked to: a generator bug."""
+    called = sorted(undefined_symbols(path.read_bytes()) - FROM_PROCESS)
     if called:
-        raise CompileError(f"target {isa.name}: a kernel calls {', '.join(called)} of the C library")
+        raise CompileError(f"target {isa.name}: a kernel calls {', '.join(called)}, which no artifact brings")
 
 
 def walker_source(isa: CpuIsa) -> str:
@@ -138,20 +146,24 @@ def compile_walker(source: Path, out: Path) -> Path:
     return out
 
 
-def link(isa: CpuIsa, objects: Sequence[Path], out: Path) -> None:
-    """A shared library by the first linker there is: cc, ld.lld, ld, or `python -m ziglang cc`.
-
-    Nothing is linked in: libc comes from the process.
-    """
-    inputs = [path.name for path in objects]
-    flags = ["-shared", "-o", str(out.resolve()), *inputs]
-    found = [tool for tool in ("cc", "ld.lld", "ld") if shutil.which(tool)]
-    tries = [[tool, *(["-nostdlib", "-Wl,--build-id=none"] if tool == "cc" else []), *flags] for tool in found]
+def linkers(arch: str) -> list[list[str]]:
+    """This machine's commands that link for an architecture: cc and ld for its own, <arch>-linux-gnu-ld, ld.lld and ziglang for any."""
+    own = platform.machine().lower().replace("amd64", "x86_64") == arch
+    names = [*(["cc"] if own else []), f"{arch}-linux-gnu-ld", "ld.lld", *(["ld"] if own else [])]
+    found = [[name, *(["-nostdlib", "-Wl,--build-id=none"] if name == "cc" else [])] for name in names if shutil.which(name)]
     if importlib.util.find_spec("ziglang") is not None:
-        tries.append([sys.executable, "-m", "ziglang", "cc", "-target", f"{isa.arch}-linux-gnu", *flags])
+        found.append([sys.executable, "-m", "ziglang", "cc", "-target", f"{arch}-linux-gnu"])
+    return found
+
+
+def link(isa: CpuIsa, objects: Sequence[Path], out: Path) -> None:
+    """A shared library by the first linker that can. Nothing is linked in: libc comes from the process. Raises CompileError."""
+    tries = linkers(isa.arch)
     if not tries:
-        raise CompileError("no linker: install binutils (ld) or `pip install ziglang`")
-    for command in tries:
+        package = f"binutils-{isa.arch.replace('_', '-')}-linux-gnu"
+        raise CompileError(f"target {isa.name}: no linker for {isa.arch}: install {package} (or lld), or `pip install ziglang`")
+    for linker in tries:
+        command = [*linker, "-shared", "-o", str(out.resolve()), *(path.name for path in objects)]
         done = subprocess.run(command, cwd=objects[0].parent, capture_output=True, text=True, env=dict(os.environ, LC_ALL="C"), check=False)
         if done.returncode == 0:
             return

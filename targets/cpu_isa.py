@@ -44,6 +44,14 @@ class CpuIsa:
         return {"kind": "llvm", "mtriple": self.triple, "mcpu": self.mcpu, "mattr": [f"+{f}" for f in self.features]}
 
 
+def x86(name: str, dot: str, mcpu: str, features: tuple[str, ...], requires: tuple[str, ...], summary: str, *, old: bool = False) -> CpuIsa:
+    return CpuIsa(f"cpu-x86-64{name}", summary, "x86_64", dot, mcpu, features, requires, 202, not old, not old, not old)
+
+
+def arm(name: str, dot: str, features: tuple[str, ...], summary: str) -> CpuIsa:
+    return CpuIsa(f"cpu-aarch64{name}", summary, "aarch64", dot, "generic", features, features, 98)
+
+
 _V3 = ("avx2", "bmi2", "f16c", "fma")
 _V4 = ("avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl", *_V3)
 _VNNI = ("avx512vnni",)
@@ -52,16 +60,12 @@ _VNNI = ("avx512vnni",)
 ISAS: dict[str, CpuIsa] = {
     isa.name: isa
     for isa in (
-        CpuIsa("cpu-x86-64-v4", "x86-64 with AVX-512 and VNNI: Ice Lake, Zen 4 and later", "x86_64", "vnni512", "x86-64-v4", _VNNI, (*_V4, *_VNNI), 202),
-        CpuIsa("cpu-x86-64-v4-256", "the same with 256-bit products, for CPUs that slow down at 512: Cascade Lake", "x86_64", "vnni256", "x86-64-v4",
-               _VNNI, (*_V4, *_VNNI), 202),
-        CpuIsa("cpu-x86-64-v3-vnni", "x86-64 with AVX2 and AVX-VNNI: Alder Lake and later", "x86_64", "vnni256", "x86-64-v3", ("avxvnni",),
-               (*_V3, "avxvnni"), 202),
-        CpuIsa("cpu-x86-64-v3", "x86-64 with AVX2: Haswell, Zen and later", "x86_64", "avx2", "x86-64-v3", (), _V3, 202),
-        CpuIsa("cpu-x86-64", "any x86-64, without intrinsics: slow", "x86_64", "portable", "x86-64", (), ("sse2",), 202, fma=False, rint=False, f16=False),
-        CpuIsa("cpu-aarch64-i8mm", "ARMv8 with i8mm: Graviton 3, Cortex-A510/710 and later", "aarch64", "usdot", "generic", ("neon", "dotprod", "i8mm"),
-               ("neon", "dotprod", "i8mm"), 98),
-        CpuIsa("cpu-aarch64-dotprod", "ARMv8 with dot products: Graviton 2, Cortex-A76 and later", "aarch64", "sdot", "generic", ("neon", "dotprod"),
-               ("neon", "dotprod"), 98),
+        x86("-v4", "vnni512", "x86-64-v4", _VNNI, (*_V4, *_VNNI), "x86-64 with AVX-512 and VNNI: Ice Lake, Zen 4 and later"),
+        x86("-v4-256", "vnni256", "x86-64-v4", _VNNI, (*_V4, *_VNNI), "the same with 256-bit products, for CPUs that slow down at 512 bits"),
+        x86("-v3-vnni", "vnni256", "x86-64-v3", ("avxvnni",), (*_V3, "avxvnni"), "x86-64 with AVX2 and AVX-VNNI: Alder Lake and later"),
+        x86("-v3", "avx2", "x86-64-v3", (), _V3, "x86-64 with AVX2: Haswell, Zen and later"),
+        x86("", "portable", "x86-64", (), ("sse2",), "any x86-64, without intrinsics: slow", old=True),
+        arm("-i8mm", "usdot", ("neon", "dotprod", "i8mm"), "ARMv8 with i8mm: Graviton 3, Cortex-A510 and later"),
+        arm("-dotprod", "sdot", ("neon", "dotprod"), "ARMv8 with dot products: Graviton 2, Cortex-A76 and later"),
     )
-}  # fmt: skip
+}

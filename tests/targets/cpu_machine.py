@@ -23,7 +23,7 @@ from mlsdc.runtime.program import FloatArg, InputArg, IntArg, PoolArg
 from mlsdc.runtime.step import INPUTS, Header, Limits, StepBuffers, aligned
 from mlsdc.targets.cpu import CpuTarget, kv_geometry, storage
 from mlsdc.targets.cpu_build import ENTRY
-from mlsdc.targets.cpu_isa import ISAS
+from mlsdc.targets.cpu_isa import ISAS, CpuIsa
 from mlsdc.targets.cpu_layout import a8_offsets, pack_q8, padded, unpack_a8
 from mlsdc.targets.protocol import Call, Declined, KernelSpec, Lowering, TempRef, ValueRef
 from tests.once import once
@@ -55,16 +55,16 @@ class Machine:
         self._library = ctypes.CDLL(str(folder / "kernels" / target.name / "kernels.so"))
 
     @staticmethod
-    def build(factory: pytest.TempPathFactory, name: str, limits: Limits, graphs: Iterable[Graph]) -> Machine:
+    def build(factory: pytest.TempPathFactory, name: str, limits: Limits, graphs: Iterable[Graph], isa: CpuIsa = ISA) -> Machine:
         """Kernels of all nodes of all graphs; skips where this machine cannot run them."""
         from mlsdc.runtime.device.cpu_features import cpu_features
 
-        if not cpu_features().issuperset(ISA.requires):
-            pytest.skip(f"this machine does not run {ISA.name}")
+        if not cpu_features().issuperset(isa.requires):
+            pytest.skip(f"this machine does not run {isa.name}")
         import mlsdc.runtime.device.cpu as device
 
         device.import_tvm_ffi()  # the kernels raise errors through it
-        target = CpuTarget(ISA, limits)
+        target = CpuTarget(isa, limits)
         specs = [spec for graph in graphs for spec in specs_of(target, graph)]
         return Machine(target, once(factory, name, lambda folder: _ignore(target.build(specs, folder))))
 
