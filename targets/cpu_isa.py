@@ -61,7 +61,7 @@ ISAS: dict[str, CpuIsa] = {
     isa.name: isa
     for isa in (
         x86("-v4", "vnni512", "x86-64-v4", _VNNI, (*_V4, *_VNNI), "x86-64 with AVX-512 and VNNI: Ice Lake, Zen 4 and later"),
-        x86("-v4-256", "vnni256", "x86-64-v4", _VNNI, (*_V4, *_VNNI), "the same with 256-bit products, for CPUs that slow down at 512 bits"),
+        x86("-v4-256", "vnni256", "x86-64-v4", _VNNI, (*_V4, *_VNNI), "the same with 256-bit products, for CPUs that slow down at 512"),
         x86("-v3-vnni", "vnni256", "x86-64-v3", ("avxvnni",), (*_V3, "avxvnni"), "x86-64 with AVX2 and AVX-VNNI: Alder Lake and later"),
         x86("-v3", "avx2", "x86-64-v3", (), _V3, "x86-64 with AVX2: Haswell, Zen and later"),
         x86("", "portable", "x86-64", (), ("sse2",), "any x86-64, without intrinsics: slow", old=True),

@@ -1,4 +1,4 @@
-"""Every kind of CPU kernel on every ISA that runs here, aarch64 under qemu: facts of test_cpu_kernels and test_cpu_attention, few shapes."""
+"""Every kind of CPU kernel on every ISA that runs here, aarch64 under qemu: facts of test_cpu_kernels and test_cpu_attention."""
 
 from __future__ import annotations
 
