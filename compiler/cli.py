@@ -23,10 +23,12 @@ VERBS = {
     "verify": "check every byte of an artifact",
     "targets": "list what can be compiled for",
     "passes": "list the passes, in order",
+    "models": "list the model families and what each was proven by",
     "opt": "run passes on a graph given as text",
     "view": "show a compile as one HTML page",
     "diff": "compare an artifact with the interpreter or transformers",
     "trace": "serve one prompt and write a trace of it",
+    "explain": "say why an artifact is what it is",
     "env": "show this machine and what is installed",
 }
 

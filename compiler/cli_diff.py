@@ -3,8 +3,8 @@
     mlsdc diff m.mlsdc --prompt "The capital of France is"            # node by node with the reference interpreter
     mlsdc diff m.mlsdc --ref hf --prompt "..."                        # layer by layer with transformers in f32
 
-`own` is a node's error on the values the artifact itself fed it, so the first bad one is where to look; `total` is what has piled up. The weights
-in the artifact are compared byte by byte with what the checkpoint packs to. Exit code 1 when something is bad.
+`own` is a node's error on the values the artifact itself fed it, so the first bad one is where to look; `total` is what has piled up. The
+weights in the artifact are compared byte by byte with what the checkpoint packs to. Exit code 1 when something is bad.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import argparse
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -69,13 +68,15 @@ class Report:
     @property
     def first_bad(self) -> str:
         """The first layer (or node outside of layers) that is wrong, "" if none is."""
-        bad = [layer_of(entry.name) for entry in self.entries if entry.bad] + [layer_of(name.removeprefix("w.")) for name in self.weights]
+        bad = [layer_of(entry.name) for entry in self.entries if entry.bad]
+        bad += [layer_of(name.removeprefix("w.")) for name in self.weights]
         order = {layer_of(entry.name): i for i, entry in reversed(list(enumerate(self.entries)))}
         return min(bad, key=lambda layer: order.get(layer, len(order))) if bad else ""
 
     def lines(self, each_node: bool = False) -> Iterator[str]:
-        yield f"{self.tokens} tokens against {self.reference}; errors relative to the largest element" if self.reference == "interpreter" else \
-            f"{self.tokens} tokens against {self.reference}; own error relative to what the layer adds, total to its output"
+        layers = self.reference != "interpreter"
+        units = "own relative to what a layer adds to its input" if layers else "errors relative to the largest element"
+        yield f"{self.tokens} tokens against {self.reference}; {units}"
         yield f"{'node' if each_node else 'layer':36} {'own':>10} {'total':>10}"
         for entry in self.entries if each_node else by_layer(self.entries):
             yield f"{entry.name:36} {entry.own:10.2e} {entry.total:10.2e}{'  <- wrong' if entry.bad else ''}"

@@ -44,7 +44,8 @@ def report(summary: dict[str, object]) -> list[str]:
     """What the trace comes to, and the kernels that took most of it."""
     s: dict[str, float] = {key: value for key, value in summary.items() if isinstance(value, int | float)}
     lines = [
-        f"steps      {s['steps']:.0f} of {s['rows_per_step']:.1f} rows, {s['verify_ms']:.2f} ms a verify, {s['draft_ms'] * 1e3:.0f} us a draft",
+        f"steps      {s['steps']:.0f} of {s['rows_per_step']:.1f} rows",
+        f"cost       {s['verify_ms']:.2f} ms a verify, {s['draft_ms'] * 1e3:.0f} us a draft",
         f"tokens     {s['tokens']:.0f} after a prompt of {s['prompt_tokens']:.0f}, {s['acceptance_length']:.2f} a step",
         f"accepted   {s['acceptance_rate']:.1%} of {s['drafted']:.0f} drafted nodes",
     ]

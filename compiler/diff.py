@@ -1,8 +1,8 @@
 """Comparing what an artifact computes with what it should: node by node with the interpreter, layer by layer with transformers.
 
-Two errors tell different things. The *own* error of a node is how far it is from the reference computed from the node's *native* inputs: it is
-float error everywhere but where something is broken, so the first node whose own error is too large is where to look. The *total* error is how
-far it is from a reference that never saw a native value: it grows along the model.
+Two errors tell different things. The *own* error of a node is how far it is from the reference computed from the node's *native* inputs: it
+is float error everywhere but where something is broken, so the first node whose own error is too large is where to look. The *total* error
+is how far it is from a reference that never saw a native value: it grows along the model.
 """
 
 from __future__ import annotations
@@ -111,8 +111,8 @@ def plain(value: Value) -> Array:
 
 @dataclass(frozen=True)
 class LayerLine:
-    """A layer's output (or the embedding) against transformers. `own` is relative to what the layer adds to its input, row by row (the mean of
-    the rows' root mean squares: one huge activation must not hide the others), `total` to all of its output."""
+    """A layer's output (or the embedding) against transformers. `own` is relative to what the layer adds to its input, `total` to all of its
+    output; both are means over rows of root mean squares: one row's huge activation must not hide the others."""
 
     layer: str
     own: float

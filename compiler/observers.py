@@ -136,11 +136,12 @@ class ExplainObserver(Observer):
 class ValidateObserver(Observer):
     """`--verify-each`: every graph that a pass changed is executed before and after it; see `validate` for on what.
 
-    Raises PassError naming the pass, the first output that differs and by how much.
+    Raises PassError naming the pass, the first output that differs and by how much, and the first value inside the graph that does.
     """
 
     def __init__(self) -> None:
         self.weights: RandomWeights | None = None
+        self.record = Record()
         self._ran: list[tuple[Graph, Step, dict[str, Value]]] = []  # of the last pass: its results are what the next one starts from
 
     def start(self, module: Module) -> None:
@@ -148,7 +149,11 @@ class ValidateObserver(Observer):
 
         self.weights = RandomWeights()
 
+    def before(self, index: int, pass_: Pass, module: Module) -> None:
+        self.record = start_recording()
+
     def after(self, index: int, pass_: Pass, before: Module, after: Module) -> None:
+        stop_recording(self.record)
         old, ran = dict(programs(before)), self._ran
         self._ran = []
         for where, graph in programs(after):
@@ -175,13 +180,43 @@ class ValidateObserver(Observer):
                 return f"output '{result}' is gone"
             message = difference(value, found[result], tolerance)
             if message is not None:
-                return f"output '{result}': {message}"
+                return f"output '{result}': {message}{self._where(before, after, tolerance, step)}"
         return None
 
-    def _run(self, graph: Graph, step: Step) -> dict[str, Value]:
+    def _where(self, before: Graph, after: Graph, tolerance: float, step: Step) -> str:
+        """The first value of the new graph that is not what it was, and the rules that fired there or at what it is made of."""
+        from mlsdc.compiler.validate import difference
+
+        old: dict[str, Value] = {}
+        new: dict[str, Value] = {}
+        self._run(before, step, old)
+        self._run(after, step, new)
+        for node in after:
+            was, now = old.get(node.name), new[node.name]  # a value of another kind (f32, now a8) means something else
+            if type(was) is not type(now) or node.op.opname in ("input", "weight"):
+                continue
+            if was is not None and difference(was, now, tolerance):
+                near = made_by_pass(after, before, node.name)
+                rules = dict.fromkeys(fired.equation for fired in self.record.fired if fired.node in near)
+                told = "".join(f", where '{rule}' fired" for rule in rules)
+                return f"; the first value that differs is %{node.name} ({node.op.opname}){told}"
+        return ""
+
+    def _run(self, graph: Graph, step: Step, taps: dict[str, Value] | None = None) -> dict[str, Value]:
         from mlsdc.compiler.interpret import interpret
         from mlsdc.compiler.validate import feed
 
         assert self.weights is not None
         self.weights.learn(graph)
-        return interpret(graph, feed(graph, step), self.weights)
+        return interpret(graph, feed(graph, step), self.weights, taps=taps)
+
+
+def made_by_pass(after: Graph, before: Graph, name: str) -> set[str]:
+    """The node, and the nodes it is made of as far as they are new."""
+    near, pending = {name}, [name]
+    while pending:
+        for value in after[pending.pop()].inputs:
+            if value not in near and value not in before.by_name:
+                near.add(value)
+                pending.append(value)
+    return near

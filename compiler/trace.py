@@ -1,7 +1,7 @@
 """One request as a trace that Perfetto and chrome://tracing open: steps, drafts, verifies with every kernel, commits, tokens.
 
-Nothing in the runtime knows of it: the parts of a loaded engine are wrapped from outside. With `kernels` every launch runs by itself, timed, so
-a verify is slower than it is when the whole list runs natively; the shares are what to read.
+Nothing in the runtime knows of it: the parts of a loaded engine are wrapped from outside. With `kernels` every launch runs by itself, timed,
+so a verify is slower than it is when the whole list runs natively; the shares are what to read.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ class Recorder:
             self.add(name, category, began, self.now() - began, args)
 
     def add(self, name: str, category: str, began: float, duration: float, args: Mapping[str, Any]) -> None:
-        self.events.append({"ph": "X", "name": name, "cat": category, "ts": round(began, 3), "dur": round(duration, 3), "pid": 1, "tid": STEPS,
-                            "args": dict(args)})
+        times = {"ts": round(began, 3), "dur": round(duration, 3)}
+        self.events.append({"ph": "X", "name": name, "cat": category, **times, "pid": 1, "tid": STEPS, "args": dict(args)})
 
     def instant(self, name: str, args: Mapping[str, Any]) -> None:
         self.events.append({"ph": "i", "s": "t", "name": name, "cat": "token", "ts": round(self.now(), 3), "pid": 1, "tid": TOKENS,

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from mlsdc.compiler.errors import CompileError
+from mlsdc.compiler.timing import recording, timed
 from mlsdc.runtime.manifest import KernelInfo, TargetInfo
 from mlsdc.targets.cpu_isa import CpuIsa
 from mlsdc.targets.elf import undefined_symbols
@@ -27,7 +28,7 @@ from mlsdc.targets.protocol import KernelSpec
 from mlsdc.templates.render import render
 
 ENTRY = "__tvm_ffi_"  # tvm-ffi's prefix of exported functions
-FROM_PROCESS = frozenset({"TVMFFIErrorSetRaisedFromCStrParts", "memcpy", "memset"})  # what kernels may call
+FROM_PROCESS = frozenset({"TVMFFIErrorSetRaisedFromCStrParts", "memcpy", "memmove", "memset"})  # what kernels may call
 
 
 def build(isa: CpuIsa, specs: Sequence[KernelSpec], directory: Path) -> TargetInfo:
@@ -38,14 +39,20 @@ def build(isa: CpuIsa, specs: Sequence[KernelSpec], directory: Path) -> TargetIn
     functions: dict[str, Any] = {}
     for spec in sorted({spec.key: spec for spec in specs}.values(), key=lambda s: s.key):
         source = folder / f"{spec.key}.py"
-        source.write_text(render(f"tir/{spec.template}.py.jinja", spec=spec, p=spec.params, isa=isa), encoding="utf-8")
-        functions[spec.key] = load_function(source, spec)
+        with timed(f"kernel {spec.key}"):
+            source.write_text(render(f"tir/{spec.template}.py.jinja", spec=spec, p=spec.params, isa=isa), encoding="utf-8")
+            functions[spec.key] = load_function(source, spec)
         name = source.relative_to(directory).as_posix()
         kernels[spec.key] = KernelInfo(spec.key, f"kernels/{isa.name}/kernels.so", name, spec.abi, "compiled")
     walker = folder / "walker.ll"
     walker.write_text(walker_source(isa), encoding="utf-8")
     with tempfile.TemporaryDirectory(prefix="mlsdc-build-") as temp:
-        objects = [compile_kernels(isa, functions, Path(temp) / "kernels.o"), compile_walker(walker, Path(temp) / "walker.o")]
+        if recording():  # they are compiled together: what each one costs is found by compiling it alone, too
+            for key, function in functions.items():
+                with timed(f"kernel {key}"):
+                    compile_kernels(isa, {key: function}, Path(temp) / "alone.o")
+        with timed("all kernels together, LLVM"):
+            objects = [compile_kernels(isa, functions, Path(temp) / "kernels.o"), compile_walker(walker, Path(temp) / "walker.o")]
         link(isa, objects, folder / "kernels.so")
     files = tuple(sorted(p.relative_to(directory).as_posix() for p in folder.iterdir()))
     return TargetInfo(isa.name, "cpu", isa.requires, files, kernels)

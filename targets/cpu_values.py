@@ -45,7 +45,7 @@ def read_value(level: CpuLevel, graph: Graph, launch: Launch) -> NativeValue | N
     if not isinstance(type_, TensorType) or type_.dtype not in RESULT:
         return None
     abi = [name.split(":")[0] for name in level.device.target.kernels[launch.kernel].abi]
-    names = {name: arg for name, arg in zip(abi, launch.args, strict=True)}
+    names = dict(zip(abi, launch.args, strict=True))
     shape = tuple(size if isinstance(size, int) else int(level.buffers.header[COUNTS[size.name]]) for size in type_.shape)
     if type_.dtype is DType.A8:  # kernels that only quantise call their result as others call their input
         codes, scales = (names.get(f"Y{name}", names.get(old)) for name, old in (("Q", "XQ"), ("S", "SX")))

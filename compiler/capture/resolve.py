@@ -15,7 +15,7 @@ PACKAGE = "package:"
 
 def load_source(ref: str, base: Path | None = None) -> ModelSource:
     """Open and check the checkpoint `ref` names; relative paths start at `base` (the folder of model.yaml). Raises CaptureError."""
-    path = _in_package(ref.removeprefix(PACKAGE)) if ref.startswith(PACKAGE) else (base or Path()) / Path(ref).expanduser()
+    path = package_file(ref.removeprefix(PACKAGE)) if ref.startswith(PACKAGE) else (base or Path()) / Path(ref).expanduser()
     label = ref if ref.startswith(PACKAGE) else path.name
     if path.is_dir():
         return hf_source(path.resolve(), label)
@@ -24,7 +24,7 @@ def load_source(ref: str, base: Path | None = None) -> ModelSource:
     return gguf_source(path, label)
 
 
-def _in_package(name: str) -> Path:
+def package_file(name: str) -> Path:
     """The one model inside an installed package, found without importing it; `NAME/file.gguf` picks one of several."""
     package, _, wanted = name.partition("/")
     spec = importlib.util.find_spec(package) if package.isidentifier() else None
