@@ -1,0 +1,1 @@
+"""Measurements of the runtime: `python -m mlsdc.runtime.bench.<name>`."""

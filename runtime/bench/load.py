@@ -1,0 +1,156 @@
+"""A load that looks for wrong texts and lost pages: many short requests in a pool that is too small, a third of them aborted.
+
+    python -m mlsdc.runtime.bench.load build/smollm2.mlsdc --requests 2000
+
+Prompts share beginnings, lengths are mixed, every request asks for its own number of tokens, speculation is on. What a request brought,
+aborted or not, must be the beginning of what its prompt brings alone without speculation; at the end every page must be free or cached.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+from mlsdc.runtime.engine import Engine
+from mlsdc.runtime.errors import MlsdcError
+from mlsdc.runtime.request import Request
+from mlsdc.runtime.sampling_params import SamplingParams, Speculation
+
+SUBJECTS = ("rain", "bread", "a lighthouse", "tax forms", "owls", "the number seven", "old maps", "a slow train", "salt", "chess")
+TASKS = (
+    "Write one sentence about {}.", "List three words that go with {}.", "Repeat after me, twice: {}, {}, {}.",
+    "You are a careful editor. Keep every word and put a full stop at the end: I never thought much about {} until that day", "{}?",
+)
+QUEUED = 24  # requests submitted and not finished, at most
+
+
+@dataclass(frozen=True)
+class LoadReport:
+    """`owned` are pages that sequences hold, as a share of the pool, over steps with a request waiting. `rss` in MiB."""
+
+    requests: int
+    aborted: int
+    wrong: int
+    leaked_pages: int
+    steps: int
+    tokens: int
+    preemptions: int
+    cached_tokens: int
+    drafted: int
+    accepted: int
+    acceptance_first: float
+    acceptance_last: float
+    owned_mean: float
+    owned_max: float
+    rss_quarter: float
+    rss_end: float
+    seconds: float
+
+
+def prompts(engine: Engine) -> list[list[int]]:
+    """Token ids of short chats, some with a long shared beginning."""
+    assert engine.tokenizer is not None
+    system = {"role": "system", "content": "You are a helpful assistant who answers briefly. " * 6}
+    texts = [task.replace("{}", subject) for subject in SUBJECTS for task in TASKS]
+    chats = [([system] if i % 3 == 0 else []) + [{"role": "user", "content": text}] for i, text in enumerate(texts)]
+    return [engine.tokenizer.chat(chat) for chat in chats]
+
+
+def solo_runs(engine: Engine, prompts: Sequence[list[int]], max_tokens: int) -> list[list[int]]:
+    """What each prompt brings alone, without speculation."""
+    params = SamplingParams(max_tokens=max_tokens, speculation=Speculation(enabled=False), ignore_eos=True)
+    return [engine.generate([prompt], params)[0].token_ids for prompt in prompts]
+
+
+def run_load(engine: Engine, prompts: Sequence[list[int]], solo: Sequence[list[int]], num_requests: int, *, seed: int = 0) -> LoadReport:
+    """Serve `num_requests` of the prompts on an idle engine; `solo` are their texts alone. Raises CapacityError if a page is lost."""
+    rng = random.Random(seed)
+    listener: deque[Request] = deque()
+    live: dict[Request, int] = {}
+    done: list[Request] = []
+    wrong = aborted = submitted = steps = 0
+    owned: list[float] = []
+    rss_quarter = 0.0
+    pool = engine.pool
+    start = time.perf_counter()
+    while submitted < num_requests or live:
+        while submitted < num_requests and len(live) < QUEUED:
+            i = rng.randrange(len(prompts))
+            params = SamplingParams(max_tokens=rng.randint(1, len(solo[i])), ignore_eos=True)
+            live[engine.submit(prompts[i], params, priority=rng.randint(0, 1), listener=listener)] = i
+            submitted += 1
+        if aborted < 0.3 * submitted and live and rng.random() < 0.5:  # at any moment of a request's life
+            engine.abort(rng.choice(list(live)))
+            aborted += 1
+        engine.step()
+        steps += 1
+        if engine.scheduler.waiting:
+            owned.append(1 - pool.num_available / pool.num_pages)
+        if steps % 20 == 0:
+            engine.check_integrity()
+        while listener:
+            request = listener.popleft()
+            if request.finished and request in live:
+                i = live.pop(request)
+                output = request.output
+                wrong += output != solo[i][: len(output)] or (request.finish_reason == "length" and len(output) != request.params.max_tokens)
+                done.append(request)
+        if not rss_quarter and len(done) >= num_requests // 4:
+            rss_quarter = _rss_mib()
+    while engine.step():
+        pass
+    engine.check_integrity()
+    statistics = [request.statistics for request in done]
+    tenth = max(1, len(done) // 10)
+    return LoadReport(
+        requests=len(done), aborted=sum(request.finish_reason == "abort" for request in done), wrong=wrong,
+        leaked_pages=pool.num_pages - pool.num_available, steps=steps, tokens=sum(s.tokens for s in statistics),
+        preemptions=sum(s.preemptions for s in statistics), cached_tokens=sum(s.cached_tokens for s in statistics),
+        drafted=sum(s.drafted for s in statistics), accepted=sum(s.accepted for s in statistics),
+        acceptance_first=_acceptance(done[:tenth]), acceptance_last=_acceptance(done[-tenth:]),
+        owned_mean=sum(owned) / max(1, len(owned)), owned_max=max(owned, default=0.0), rss_quarter=rss_quarter, rss_end=_rss_mib(),
+        seconds=time.perf_counter() - start)
+
+
+def _acceptance(requests: Sequence[Request]) -> float:
+    drafted = sum(request.statistics.drafted for request in requests)
+    return sum(request.statistics.accepted for request in requests) / drafted if drafted else 0.0
+
+
+def _rss_mib() -> float:
+    """Resident memory of this process; 0 where the system does not say."""
+    import os
+
+    try:
+        with open("/proc/self/statm") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
+    except OSError:
+        return 0.0
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Serve many requests in a small pool; look for wrong texts and lost pages.")
+    parser.add_argument("artifact")
+    parser.add_argument("--requests", type=int, default=2000)
+    parser.add_argument("--pages", type=int, default=20, help="of the pool; small, so that it is full and requests are preempted")
+    parser.add_argument("--max-tokens", type=int, default=24)
+    parser.add_argument("--threads", type=int)
+    args = parser.parse_args()
+    try:
+        with Engine.load(args.artifact, threads=args.threads, num_pages=args.pages) as engine:
+            asked = prompts(engine)
+            report = run_load(engine, asked, solo_runs(engine, asked, args.max_tokens), args.requests)
+    except MlsdcError as error:
+        print(f"{type(error).__name__}: {error}")
+        return 1
+    for name, value in asdict(report).items():
+        print(f"{name:18} {value:.3f}" if isinstance(value, float) else f"{name:18} {value}")
+    return int(bool(report.wrong or report.leaked_pages))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
