@@ -97,7 +97,8 @@ def run_load(engine: Engine, prompts: Sequence[list[int]], solo: Sequence[list[i
             if request.finished and request in live:
                 i = live.pop(request)
                 output = request.output
-                wrong += output != solo[i][: len(output)] or (request.finish_reason == "length" and len(output) != request.params.max_tokens)
+                cut = request.finish_reason == "length" and len(output) != request.params.max_tokens
+                wrong += cut or output != solo[i][: len(output)]
                 done.append(request)
         if not rss_quarter and len(done) >= num_requests // 4:
             rss_quarter = _rss_mib()

@@ -24,7 +24,7 @@ def test_two_thousand_requests_on_the_fake_device(level: str) -> None:
     assert report.aborted > 500
     assert report.preemptions > 100
     assert report.cached_tokens > 1000
-    assert report.owned_mean > 0.8
+    assert report.owned_mean > 0.7
     assert report.owned_max > 0.95
 
 
