@@ -7,7 +7,6 @@ far shows.
 from __future__ import annotations
 
 import ctypes
-import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -233,7 +232,3 @@ def counted(limits: Limits, rows: int, out: int = 0, page_size: int = 16) -> Ste
     buffers = StepBuffers(limits, page_size)
     buffers.header[Header.ROWS], buffers.header[Header.OUT] = rows, out
     return buffers
-
-
-def _ignore(_: object) -> None:
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
