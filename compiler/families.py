@@ -1,4 +1,4 @@
-"""Model families and checkpoint sources, each with what it was proven by. `mlsdc models` prints this table; tests/models runs every row of it.
+"""Model families and checkpoint sources, each with what it was proven by: `mlsdc models` prints them, tests/models runs every row.
 
 A family needs no code of its own here or elsewhere: torch.export and the raising rules are generic. A row says that a model with these
 traits was built small and at random, and that its numbers were compared with transformers' own.
@@ -21,6 +21,7 @@ PROOFS: Mapping[str, str] = {
     "logits": "captured and raised graphs give transformers' logits in f32, every one within 1e-4",
     "cache": "chunks through the paged cache give the full pass's logits, and a verified tree those of its paths",
     "text": "the int8 CPU artifact, speculating, continues prompts as transformers does in f32 (greedy, where its choice is clear)",
+    "gguf": "a GGUF file of the model, with the gguf package's own tensor names, gives transformers' logits within 1e-4",
     "exact": "every block dequantises as the gguf package does, bit for bit",
     "reads": "opens, reads every tensor exactly, and refuses what is missing, cut short or corrupt",
 }
@@ -28,13 +29,14 @@ PROOFS: Mapping[str, str] = {
 
 @dataclass(frozen=True)
 class Family:
-    """`config` is config.json's part that makes the trait, over BASE."""
+    """`config` is config.json's part that makes the trait, over BASE; `gguf` its architecture in GGUF files."""
 
     name: str
     model_type: str
     traits: str
     config: Mapping[str, Any] = field(default_factory=dict)
     proofs: tuple[str, ...] = ("logits", "cache", "text")
+    gguf: str = ""
 
     @property
     def tiny(self) -> dict[str, Any]:
@@ -44,11 +46,12 @@ class Family:
 
 @dataclass(frozen=True)
 class Source:
-    """A way to bring a checkpoint."""
+    """A way to bring a checkpoint. `block` is the GGUF block format, if it is one."""
 
     name: str
     what: str
-    proofs: tuple[str, ...]
+    proof: str
+    block: str = ""
 
 
 def _rope(kind: str, **facts: Any) -> dict[str, Any]:
@@ -61,28 +64,46 @@ _SHORT, _LONG = [1.0 + 0.05 * i for i in range(16)], [1.0 + 0.4 * i for i in ran
 _LONGROPE = _rope("longrope", short_factor=_SHORT, long_factor=_LONG, original_max_position_embeddings=64, factor=4.0)
 _GEMMA: Mapping[str, Any] = {"head_dim": 32, "tie_word_embeddings": True, "hidden_activation": "gelu_pytorch_tanh"}
 _GRAPH = ("logits", "cache")
+_ALL = ("logits", "cache", "text", "gguf")
+_FILE = ("logits", "cache", "gguf")
 
 FAMILIES: tuple[Family, ...] = (
-    Family("Llama 2", "llama", "grouped keys, SwiGLU"),
-    Family("Llama 3", "llama", "llama3 RoPE scaling", {"rope_parameters": _LLAMA3}, _GRAPH),
-    Family("SmolLM, SmolLM2", "llama", "tied embeddings, one kv head", {"tie_word_embeddings": True, "num_key_value_heads": 1}, _GRAPH),
+    Family("Llama 2", "llama", "grouped keys, SwiGLU", proofs=_ALL, gguf="llama"),
+    Family("Llama 3", "llama", "llama3 RoPE scaling", {"rope_parameters": _LLAMA3}, _FILE, "llama"),
+    Family("SmolLM, SmolLM2", "llama", "tied embeddings, one kv head", {
+        "tie_word_embeddings": True, "num_key_value_heads": 1}, _FILE, "llama"),
     Family("TinyLlama", "llama", "biases everywhere", {"attention_bias": True, "mlp_bias": True}, _GRAPH),
-    Family("Llama, YaRN", "llama", "yarn RoPE scaling", {"rope_parameters": _YARN}, _GRAPH),
-    Family("Llama, linear", "llama", "linear RoPE scaling", {"rope_parameters": _rope("linear", factor=4.0)}, _GRAPH),
-    Family("Llama, dynamic", "llama", "dynamic NTK RoPE, up to the model's own length", {"rope_parameters": _rope("dynamic", factor=4.0)}, _GRAPH),
+    Family("Llama, YaRN", "llama", "yarn RoPE scaling", {"rope_parameters": _YARN}, _FILE, "llama"),
+    Family("Llama, linear", "llama", "linear RoPE scaling", {"rope_parameters": _rope("linear", factor=4.0)}, _FILE, "llama"),
+    Family("Llama, dynamic", "llama", "dynamic NTK RoPE within its length", {"rope_parameters": _rope("dynamic", factor=4.0)}, _GRAPH),
     Family("Mistral", "mistral", "sliding window", {"sliding_window": 20, "head_dim": 32}),
-    Family("Qwen2, Qwen2.5", "qwen2", "biases on q, k and v"),
-    Family("Qwen3", "qwen3", "QK-norm", {"head_dim": 32}),
+    Family("Qwen2, Qwen2.5", "qwen2", "biases on q, k and v", proofs=_ALL, gguf="qwen2"),
+    Family("Qwen3", "qwen3", "QK-norm", {"head_dim": 32}, _ALL, "qwen3"),
     Family("SmolLM3", "smollm3", "layers without RoPE", {"no_rope_layers": [1, 0]}, _GRAPH),
     Family("OLMo 2", "olmo2", "norms behind attention and MLP, QK-norm over all heads", {}, _GRAPH),
     Family("Granite", "granite", "scaled embeddings, residuals and logits", {
         "embedding_multiplier": 2.0, "residual_multiplier": 0.5, "logits_scaling": 3.0, "attention_multiplier": 0.2}, _GRAPH),
-    Family("Phi-3", "phi3", "fused QKV and gate-up"),
-    Family("Phi-3, long", "phi3", "longrope, the long factors", {"rope_parameters": _LONGROPE, "original_max_position_embeddings": 64}, _GRAPH),
+    Family("Phi-3", "phi3", "fused QKV and gate-up", proofs=_ALL, gguf="phi3"),
+    Family("Phi-3, long", "phi3", "longrope, the long factors", {
+        "rope_parameters": _LONGROPE, "original_max_position_embeddings": 64}, _FILE, "phi3"),
     Family("Phi-4-mini", "phi3", "RoPE over part of a head", {"rope_parameters": _rope("default", partial_rotary_factor=0.75)}),
-    Family("Gemma", "gemma", "scaled embeddings, norms of 1 + w", {"head_dim": 32, "tie_word_embeddings": True}, _GRAPH),
+    Family("Gemma", "gemma", "scaled embeddings, norms of 1 + w", {"head_dim": 32, "tie_word_embeddings": True}, _FILE, "gemma"),
     Family("Gemma 2", "gemma2", "soft-capped scores and logits, four norms a layer, a window every other layer", {
-        **_GEMMA, "sliding_window": 20, "query_pre_attn_scalar": 24, "attn_logit_softcapping": 5.0, "final_logit_softcapping": 8.0}),
+        **_GEMMA, "sliding_window": 20, "query_pre_attn_scalar": 32, "attn_logit_softcapping": 5.0, "final_logit_softcapping": 8.0},
+        _ALL, "gemma2"),
     Family("Gemma 3", "gemma3_text", "QK-norm, two RoPE bases, a window in most layers", {
-        **_GEMMA, "sliding_window": 20, "query_pre_attn_scalar": 24, "layer_types": ["sliding_attention", "full_attention"]}),
+        **_GEMMA, "sliding_window": 20, "query_pre_attn_scalar": 32, "num_hidden_layers": 6}, _ALL, "gemma3"),
+)
+
+_DECODED = "decoded to f32, then quantised as model.yaml says"
+BLOCKS: Mapping[str, str] = {
+    "Q4_0": _DECODED, "Q4_1": "blocks keep their own grid in q8", "Q5_0": _DECODED, "Q5_1": _DECODED, "Q8_0": _DECODED,
+    "Q2_K": _DECODED, "Q3_K": _DECODED, "Q4_K": _DECODED, "Q5_K": _DECODED, "Q6_K": _DECODED,
+    "F32": _DECODED, "F16": _DECODED, "BF16": _DECODED,
+}  # fmt: skip
+
+SOURCES: tuple[Source, ...] = (
+    Source("Hugging Face folder", "config.json, safetensors (f32, f16, bf16; sharded or not), tokenizer.json, chat template", "reads"),
+    Source("GGUF file", "the same model, tokenizer and chat template from llama.cpp's metadata", "reads"),
+    *(Source(f"GGUF {kind}", what, "exact", kind) for kind, what in BLOCKS.items()),
 )

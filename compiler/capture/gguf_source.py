@@ -17,8 +17,11 @@ from mlsdc.compiler.capture.gguf_tokenizer import tokenizer_json
 from mlsdc.compiler.capture.source import Blocks, ModelSource, checked, not_finite
 from mlsdc.compiler.errors import CaptureError
 
-ARCHITECTURES = ("llama", "qwen2", "qwen3")
+MODEL_TYPES = {
+    "llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "phi3": "phi3", "gemma": "gemma", "gemma2": "gemma2", "gemma3": "gemma3_text",
+}  # fmt: skip  # architecture -> config.json's model_type
 _PERMUTED = ("llama",)  # llama.cpp's converter interleaves the halves of q and k rows for these
+_NORMS_PLUS_ONE = ("gemma", "gemma2", "gemma3")  # and adds to norm weights the 1 that these models add themselves
 
 _NAMES = {
     "token_embd": "model.embed_tokens",
@@ -29,6 +32,7 @@ _NAMES = {
     "attn_k": "self_attn.k_proj",
     "attn_v": "self_attn.v_proj",
     "attn_output": "self_attn.o_proj",
+    "attn_qkv": "self_attn.qkv_proj",
     "attn_q_norm": "self_attn.q_norm",
     "attn_k_norm": "self_attn.k_norm",
     "ffn_norm": "post_attention_layernorm",
@@ -48,13 +52,24 @@ _CONFIG = {  # metadata key after the architecture -> config.json key
 }
 
 
-def hf_name(name: str) -> str:
+_OF_ARCHITECTURE = {  # where names differ from the ones above
+    "phi3": {"ffn_up": "mlp.gate_up_proj"},
+    **dict.fromkeys(("gemma2", "gemma3"), {
+        "post_attention_norm": "post_attention_layernorm",
+        "ffn_norm": "pre_feedforward_layernorm",
+        "post_ffw_norm": "post_feedforward_layernorm",
+    }),
+}
+
+
+def hf_name(name: str, architecture: str = "llama") -> str:
     """`blk.3.attn_q.weight` -> `model.layers.3.self_attn.q_proj.weight`; names without a counterpart stay."""
+    names = _NAMES | _OF_ARCHITECTURE.get(architecture, {})
     match = re.fullmatch(r"(?:blk\.(\d+)\.)?(\w+)\.(weight|bias)", name)
-    if match is None or match[2] not in _NAMES:
+    if match is None or match[2] not in names:
         return name
     layer, part, kind = match.groups()
-    return f"model.layers.{layer}.{_NAMES[part]}.{kind}" if layer is not None else f"{_NAMES[part]}.{kind}"
+    return f"model.layers.{layer}.{names[part]}.{kind}" if layer is not None else f"{names[part]}.{kind}"
 
 
 def unpermuted(num_rows: int, heads: int) -> NDArray[np.intp]:
@@ -65,11 +80,12 @@ def unpermuted(num_rows: int, heads: int) -> NDArray[np.intp]:
 class GgufWeights:
     """A GGUF file's tensors under Hugging Face names and in Hugging Face's row order."""
 
-    def __init__(self, file: GgufFile, heads: Mapping[str, int]) -> None:
+    def __init__(self, file: GgufFile, architecture: str, heads: Mapping[str, int]) -> None:
         """`heads`: heads of the rows to put back in order, by projection (`q_proj`, `k_proj`)."""
         self._file = file
         self._heads = heads
-        self._tensors = {hf_name(name): tensor for name, tensor in file.tensors.items()}
+        self._tensors = {hf_name(name, architecture): tensor for name, tensor in file.tensors.items() if name not in _ROPE_FACTORS}
+        self._norm_offset = np.float32(architecture in _NORMS_PLUS_ONE)
 
     def names(self) -> tuple[str, ...]:
         return tuple(self._tensors)
@@ -80,6 +96,8 @@ class GgufWeights:
     def read(self, name: str) -> NDArray[np.float32]:
         tensor = self._tensor(name)
         values = dequantise(tensor.type, self._file.raw(tensor.name), tensor.shape)
+        if self._norm_offset and len(tensor.shape) == 1 and "norm" in name:
+            values = values - self._norm_offset
         return checked(self._ordered(name, values), self._file.where, name)
 
     def block(self, name: str) -> Blocks | None:
@@ -124,29 +142,24 @@ class _Metadata:
         return f"{self.architecture}.{key}" in self.file.metadata
 
 
+_ROPE_FACTORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
+
+
 def config_from(file: GgufFile) -> dict[str, Any]:
     """config.json's facts from the metadata. Raises CaptureError naming the key that is missing or not understood."""
     architecture = file.metadata.get("general.architecture")
-    if architecture not in ARCHITECTURES:
-        known = ", ".join(ARCHITECTURES)
+    if architecture not in MODEL_TYPES:
+        known = ", ".join(MODEL_TYPES)
         raise CaptureError(f"{file.where}: architecture '{architecture}' cannot be captured from GGUF; known are {known}")
     metadata = _Metadata(file, architecture)
-    if "rope_freqs.weight" in file.tensors:
-        raise CaptureError(f"{file.where}: tensor 'rope_freqs.weight' scales RoPE and is not read from GGUF; use a Hugging Face directory")
-    scaling = metadata.get("rope.scaling.type") if metadata.has("rope.scaling.type") else "none"
-    if scaling != "none":
-        raise CaptureError(f"{file.where}: '{architecture}.rope.scaling.type' is '{scaling}'; use the Hugging Face directory instead")
-    config: dict[str, Any] = {"model_type": architecture} | {key: metadata.get(gguf) for gguf, key in _CONFIG.items()}
-    # the file holds eps as f32; the shortest decimal that means it (1e-05) is what the model was trained with
-    config["rms_norm_eps"] = float(np.format_float_positional(np.float32(config["rms_norm_eps"]), unique=True))
+    config: dict[str, Any] = {"model_type": MODEL_TYPES[architecture]} | {key: metadata.get(gguf) for gguf, key in _CONFIG.items()}
+    config["rms_norm_eps"] = shortest(config["rms_norm_eps"])
     even = config["hidden_size"] // config["num_attention_heads"]
     head_dim = metadata.get("attention.key_length") if metadata.has("attention.key_length") else even
     config["head_dim"] = head_dim
     turned = metadata.get("rope.dimension_count") if metadata.has("rope.dimension_count") else head_dim
     if turned != head_dim:
         raise CaptureError(f"{file.where}: '{architecture}.rope.dimension_count' is {turned}, expected the head_dim {head_dim}")
-    theta = float(metadata.get("rope.freq_base")) if metadata.has("rope.freq_base") else 10000.0
-    config["rope_parameters"] = {"rope_type": "default", "rope_theta": theta}
     if "token_embd.weight" not in file.tensors:
         raise CaptureError(f"{file.where}: has no tensor 'token_embd.weight'")
     config["vocab_size"] = file.tensors["token_embd.weight"].shape[0]
@@ -154,7 +167,80 @@ def config_from(file: GgufFile) -> dict[str, Any]:
     config["hidden_act"] = "silu"
     config["attention_bias"] = "blk.0.attn_q.bias" in file.tensors
     config["mlp_bias"] = "blk.0.ffn_up.bias" in file.tensors
-    return config
+    config["pad_token_id"] = None
+    config["rope_parameters"] = rope_from(file, metadata)
+    if metadata.has("attention.sliding_window") and architecture != "qwen2":
+        config["sliding_window"] = metadata.get("attention.sliding_window") or None
+    return config | _FACTS.get(architecture, lambda metadata, config: {})(metadata, config)
+
+
+def rope_from(file: GgufFile, metadata: _Metadata) -> dict[str, Any]:
+    """config.json's `rope_parameters`. Raises CaptureError for a kind of scaling that is not known."""
+    theta = shortest(metadata.get("rope.freq_base")) if metadata.has("rope.freq_base") else 10000.0
+    kind = metadata.get("rope.scaling.type") if metadata.has("rope.scaling.type") else "none"
+    rope: dict[str, Any] = {"rope_type": "default", "rope_theta": theta}
+    if kind in ("linear", "yarn"):
+        rope |= {"rope_type": kind, "factor": shortest(metadata.get("rope.scaling.factor"))}
+    elif kind not in ("none", "longrope"):
+        raise CaptureError(f"{file.where}: '{metadata.architecture}.rope.scaling.type' is '{kind}'; known are none, linear, yarn, longrope")
+    if metadata.has("rope.scaling.original_context_length"):
+        rope["original_max_position_embeddings"] = metadata.get("rope.scaling.original_context_length")
+    factors = {key: rope_factors(file, f"rope_factors_{key}.weight") for key in ("short", "long")}
+    if factors["short"] is not None and factors["long"] is not None:
+        rope |= {"rope_type": "longrope", "short_factor": factors["short"].tolist(), "long_factor": factors["long"].tolist()}
+        if metadata.has("rope.scaling.attn_factor"):
+            rope["attention_factor"] = shortest(metadata.get("rope.scaling.attn_factor"))
+    return rope
+
+
+def rope_factors(file: GgufFile, name: str) -> NDArray[np.float32] | None:
+    """What each frequency is divided by, if the file has that tensor."""
+    if name not in file.tensors:
+        return None
+    tensor = file.tensors[name]
+    return checked(dequantise(tensor.type, file.raw(name), tensor.shape), file.where, name)
+
+
+def shortest(value: float) -> float:
+    """A number that the file holds as f32 as the shortest decimal that means it (1e-05): what the model was trained with."""
+    return float(np.format_float_positional(np.float32(value), unique=True))
+
+
+def _phi3(metadata: _Metadata, config: Mapping[str, Any]) -> dict[str, Any]:
+    rope = dict(config["rope_parameters"])
+    original = rope.get("original_max_position_embeddings", config["max_position_embeddings"])
+    return {"original_max_position_embeddings": original}
+
+
+def _gemma(metadata: _Metadata, config: Mapping[str, Any]) -> dict[str, Any]:
+    gelu = "gelu_pytorch_tanh"
+    return {"hidden_act": gelu, "hidden_activation": gelu, "query_pre_attn_scalar": _query_scale(metadata, config)}
+
+
+def _query_scale(metadata: _Metadata, config: Mapping[str, Any]) -> int:
+    """The file does not say by what queries are divided; llama.cpp tells the 27B models apart by their number of layers."""
+    even = int(config["hidden_size"]) // int(config["num_attention_heads"])
+    largest = (metadata.architecture, config["num_hidden_layers"]) in (("gemma2", 46), ("gemma3", 62))
+    return even if largest else int(config["head_dim"])
+
+
+def _gemma2(metadata: _Metadata, config: Mapping[str, Any]) -> dict[str, Any]:
+    caps = {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0}
+    return _gemma(metadata, config) | {key: shortest(metadata.get(key)) if metadata.has(key) else value for key, value in caps.items()}
+
+
+def _gemma3(metadata: _Metadata, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Every sixth layer sees everything, the others a window, with RoPE bases of their own."""
+    layers = ["full_attention" if i % 6 == 5 else "sliding_attention" for i in range(int(config["num_hidden_layers"]))]
+    local = shortest(metadata.get("rope.freq_base_swa")) if metadata.has("rope.freq_base_swa") else 10000.0
+    near = {"rope_type": "default", "rope_theta": local}
+    rope = dict(config["rope_parameters"])
+    if not metadata.has("rope.freq_base"):
+        rope["rope_theta"] = 1e6
+    return _gemma(metadata, config) | {"layer_types": layers, "rope_parameters": {"full_attention": rope, "sliding_attention": near}}
+
+
+_FACTS = {"phi3": _phi3, "gemma": _gemma, "gemma2": _gemma2, "gemma3": _gemma3}
 
 
 def gguf_source(path: Path, label: str) -> ModelSource:
@@ -169,7 +255,7 @@ def gguf_source(path: Path, label: str) -> ModelSource:
 def _source(file: GgufFile, path: Path, label: str) -> ModelSource:
     config = config_from(file)
     heads = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}
-    metadata = file.metadata
+    metadata, architecture = file.metadata, str(file.metadata["general.architecture"])
     eos = [metadata[key] for key in ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id") if key in metadata]
     config["bos_token_id"] = metadata.get("tokenizer.ggml.bos_token_id")
     config["eos_token_id"] = eos
@@ -178,7 +264,8 @@ def _source(file: GgufFile, path: Path, label: str) -> ModelSource:
         name=str(metadata.get("general.name") or path.stem),
         license=str(metadata.get("general.license", "")),
         config=config,
-        weights=GgufWeights(file, heads if config["model_type"] in _PERMUTED else {}),
+        weights=GgufWeights(file, architecture, heads if architecture in _PERMUTED else {}),
+        rope_factors=rope_factors(file, "rope_freqs.weight"),
         tokenizer_json=tokenizer_json(file),
         chat_template=str(metadata.get("tokenizer.chat_template", "")),
         num_tokens=len(metadata["tokenizer.ggml.tokens"]),

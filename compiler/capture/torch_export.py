@@ -74,13 +74,15 @@ def capture_model(
 ) -> Captured:
     """Export the model that `source.config` describes and check that the checkpoint has all of its tensors.
 
-    `max_tokens` bounds the sequence (default: the model's context length); a RoPE that depends on the length (longrope) is that of `max_tokens`.
-    `attention` is transformers' implementation, `sdpa` or `eager`. Raises CaptureError for an unknown model type, nodes without a rule, and
-    tensors that are missing or of another shape.
+    `max_tokens` bounds the sequence (default: the model's context length); a RoPE that depends on the length (longrope) is that of
+    `max_tokens`. `attention` is transformers' implementation, `sdpa` or `eager`. Raises CaptureError for an unknown model type, nodes
+    without a rule, and tensors that are missing or of another shape.
     """
     module = hf_module(source.config, attention)
     limit = max_tokens or int(source.config.get("max_position_embeddings", 2048))
     settle_rope(module, limit)
+    if source.rope_factors is not None:
+        divide_frequencies(module, source.rope_factors, source.label)
     graph, constants = export_graph(module, limit, name)
     weights = WithConstants(source.weights, constants)
     check_weights(graph, weights, source.label)
@@ -149,6 +151,16 @@ def settle_rope(module: nn.Module, max_tokens: int) -> None:
         else:
             continue
         part.rope_type = "default"
+
+
+def divide_frequencies(module: nn.Module, factors: NDArray[np.float32], label: str) -> None:
+    """Divide every RoPE frequency of the module, in place. Raises CaptureError for another number of factors."""
+    for part in module.modules():
+        inv_freq = getattr(part, "inv_freq", None)
+        if isinstance(inv_freq, torch.Tensor):
+            if inv_freq.shape != factors.shape:
+                raise CaptureError(f"{label}: {factors.size} RoPE factors, the model has {inv_freq.numel()} frequencies")
+            part.inv_freq = nn.Buffer(inv_freq / torch.from_numpy(factors), persistent=False)
 
 
 def check_weights(graph: Graph, weights: WeightSource, label: str) -> None:

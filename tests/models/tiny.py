@@ -15,7 +15,7 @@ from torch import nn
 
 from mlsdc.compiler.capture import load_source
 from mlsdc.compiler.capture.torch_export import Captured, capture_model
-from mlsdc.compiler.families import FAMILIES, Family
+from mlsdc.compiler.families import FAMILIES
 from mlsdc.compiler.graph import Graph, Node, Weight
 from mlsdc.compiler.module import LevelModule, Module
 from mlsdc.compiler.pipeline import run_pipeline
@@ -90,7 +90,11 @@ def after(name: str, last: str) -> Graph:
 
 def weights_of(name: str) -> functools.partial[torch.Tensor]:
     """What the interpreter asks for a weight node."""
-    return functools.partial(_weight, captured(name))
+    return weight_reader(captured(name))
+
+
+def weight_reader(source: Captured) -> functools.partial[torch.Tensor]:
+    return functools.partial(_weight, source)
 
 
 def _weight(source: Captured, node: Node) -> torch.Tensor:
@@ -101,5 +105,3 @@ def _weight(source: Captured, node: Node) -> torch.Tensor:
 def tokens_for(name: str, count: int) -> torch.Tensor:
     return torch.randint(0, BY_NAME[name].tiny["vocab_size"], (count,), generator=torch.Generator().manual_seed(2))
 
-
-__all__ = ["BY_NAME", "LIMITS", "PAGE", "Family", "after", "captured", "folder", "hf_model", "proven_by", "tokens_for", "weights_of"]

@@ -1,0 +1,49 @@
+"""Families through the whole compile: the CPU artifact continues prompts as transformers does."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from mlsdc.compiler import compile_model
+from mlsdc.runtime import Engine, SamplingParams, Speculation
+from tests.models.tiny import LIMITS, PAGE, folder, hf_model, proven_by
+
+NEW = 10
+CANDIDATES, CLEAR = 48, 3  # prompts of each length, and how many of them are compared
+LENGTHS = (3, 40)  # of the prompts: the longer one is beyond the tiny windows
+PARAMS = SamplingParams(max_tokens=NEW, ignore_eos=True)
+
+
+@functools.cache
+def clear_prompts(name: str, length: int) -> list[tuple[list[int], list[int]]]:
+    """The prompts whose greedy continuation is least in doubt, by transformers' own scores, and the continuation."""
+    model: Any = hf_model(name)
+    prompts = torch.randint(0, 256, (CANDIDATES, length), generator=torch.Generator().manual_seed(3))
+    made = model.generate(prompts, max_new_tokens=NEW, do_sample=False, output_logits=True, return_dict_in_generate=True)
+    top = torch.stack(made.logits).topk(2, dim=-1).values
+    spread = torch.stack(made.logits).std(-1)
+    doubt = ((top[..., 0] - top[..., 1]) / spread).min(0).values
+    best = doubt.argsort(descending=True)[:CLEAR].tolist()
+    return [(prompts[i].tolist(), made.sequences[i, length:].tolist()) for i in best]
+
+
+@pytest.mark.parametrize("name", proven_by("text"))
+def test_the_artifact_continues_as_transformers_does(name: str, tmp_path: Path) -> None:
+    config = {
+        "target": {"model": str(folder(name)), "kv": {"dtype": "bf16", "page_size": PAGE}},
+        "cascade": [{"kind": "ngram", "name": "lookup", "max_nodes": LIMITS.max_tree_nodes, "width": 2}],
+        "memory": {"kv_pool": "2MiB"},
+        "limits": {"max_model_len": LIMITS.max_model_len, "max_num_seqs": 4, "max_num_batched_tokens": 64},
+    }
+    artifact = compile_model(config, tmp_path / "tiny.mlsdc")
+    asked = [pair for length in LENGTHS for pair in clear_prompts(name, length)]
+    with Engine.load(artifact, threads=1) as engine:
+        found = [result.token_ids for result in engine.generate([prompt for prompt, _ in asked], PARAMS)]
+        plain = engine.generate([asked[-1][0]], SamplingParams(max_tokens=NEW, ignore_eos=True, speculation=Speculation(enabled=False)))
+    assert found == [continuation for _, continuation in asked]
+    assert plain[0].token_ids == found[-1]
