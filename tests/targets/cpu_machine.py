@@ -65,7 +65,11 @@ class Machine:
         device.import_tvm_ffi()  # the kernels raise errors through it
         target = CpuTarget(isa, limits)
         specs = [spec for graph in graphs for spec in specs_of(target, graph)]
-        return Machine(target, once(factory, name, lambda folder: _ignore(target.build(specs, folder))))
+
+        def make(folder: Path) -> None:
+            target.build(specs, folder)
+
+        return Machine(target, once(factory, name, make))
 
     def call(self, spec: KernelSpec, lo: int, hi: int, args: Sequence[int | float | Array]) -> None:
         """Tasks [lo, hi) of a kernel. Raises RuntimeError if it refuses its arguments."""
