@@ -6,6 +6,7 @@ Any other decoder that torch.export takes and the raising rules recognise compil
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 
 from mlsdc.compiler.families import FAMILIES, PROOFS, SOURCES
 
@@ -27,7 +28,7 @@ def text() -> str:
     return "\n".join([*aligned(families), "", *aligned(sources), "", "proven by:", *(f"  {line}" for line in meanings)])
 
 
-def aligned(rows: list[tuple[str, ...]]) -> list[str]:
+def aligned(rows: Sequence[tuple[str, ...]]) -> list[str]:
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 

@@ -49,12 +49,6 @@ class Nothing:
 
 
 NOTHING = Nothing()
-@dataclass(frozen=True)
-class Nothing:
-    """A tensor without elements: what is left of a head when RoPE turns all of it. Concatenation drops it, no other rule takes it."""
-
-
-NOTHING = Nothing()
 Rule = Callable[..., Any]
 RULES: dict[str, Rule] = {}
 R = TypeVar("R", bound=Rule)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -171,7 +171,8 @@ def config_from(file: GgufFile) -> dict[str, Any]:
     config["rope_parameters"] = rope_from(file, metadata)
     if metadata.has("attention.sliding_window") and architecture != "qwen2":
         config["sliding_window"] = metadata.get("attention.sliding_window") or None
-    return config | _FACTS.get(architecture, lambda metadata, config: {})(metadata, config)
+    more = _FACTS.get(architecture)
+    return config | more(metadata, config) if more else config
 
 
 def rope_from(file: GgufFile, metadata: _Metadata) -> dict[str, Any]:
@@ -240,7 +241,7 @@ def _gemma3(metadata: _Metadata, config: Mapping[str, Any]) -> dict[str, Any]:
     return _gemma(metadata, config) | {"layer_types": layers, "rope_parameters": {"full_attention": rope, "sliding_attention": near}}
 
 
-_FACTS = {"phi3": _phi3, "gemma": _gemma, "gemma2": _gemma2, "gemma3": _gemma3}
+_FACTS: dict[str, Callable[[_Metadata, Mapping[str, Any]], dict[str, Any]]] = {"phi3": _phi3, "gemma": _gemma, "gemma2": _gemma2, "gemma3": _gemma3}
 
 
 def gguf_source(path: Path, label: str) -> ModelSource:

@@ -64,8 +64,6 @@ def hf_source(directory: Path, label: str) -> ModelSource:
     tokenizer_config = _json(directory, "tokenizer_config.json", missing_ok=True)
     tokenizer = _text(directory, "tokenizer.json")
     eos = generation.get("eos_token_id", config.get("eos_token_id"))
-    template = directory / "chat_template.jinja"
-    chat_template = template.read_text(encoding="utf-8") if template.exists() else tokenizer_config.get("chat_template", "")
     return ModelSource(
         label=label,
         name=directory.name,
@@ -73,11 +71,23 @@ def hf_source(directory: Path, label: str) -> ModelSource:
         config=config,
         weights=HfWeights(directory),
         tokenizer_json=tokenizer,
-        chat_template=chat_template if isinstance(chat_template, str) else "",
+        chat_template=_chat_template(directory, tokenizer_config.get("chat_template")),
         num_tokens=_num_tokens(tokenizer, directory),
         bos_token_id=config.get("bos_token_id"),
         eos_token_ids=tuple(eos) if isinstance(eos, list) else () if eos is None else (eos,),
     )
+
+
+def _chat_template(directory: Path, in_config: Any) -> str:
+    """A file of its own wins; of several named ones in tokenizer_config.json the one called `default`."""
+    if (directory / "chat_template.jinja").exists():
+        return _text(directory, "chat_template.jinja")
+    if (directory / "chat_template.json").exists():
+        in_config = _json(directory, "chat_template.json").get("chat_template")
+    if isinstance(in_config, list):
+        named = {entry.get("name"): entry.get("template") for entry in in_config if isinstance(entry, dict)}
+        in_config = named.get("default")
+    return in_config if isinstance(in_config, str) else ""
 
 
 def _num_tokens(tokenizer: str, directory: Path) -> int:

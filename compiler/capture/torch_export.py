@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import inspect
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -86,6 +87,7 @@ def capture_model(
     graph, constants = export_graph(module, limit, name)
     weights = WithConstants(source.weights, constants)
     check_weights(graph, weights, source.label)
+    check_unused(graph, module, source)
     return Captured(graph, weights)
 
 
@@ -174,6 +176,22 @@ def check_weights(graph: Graph, weights: WeightSource, label: str) -> None:
             if isinstance(node.type, TensorType) and weights.shape(name) != node.type.shape:
                 found, wanted = list(weights.shape(name)), list(node.type.shape)
                 raise CaptureError(f"{label}: tensor '{name}' has shape {found}, the model expects {wanted}")
+
+
+_NEVER_READ = (r"rotary_emb\.inv_freq$", r"attn\.(masked_)?bias$", r"^lm_head\.weight$")
+
+
+def check_unused(graph: Graph, module: nn.Module, source: ModelSource) -> None:
+    """Raises CaptureError for tensors that the model does not read: then it is another model than config.json says (a bias too many, ...).
+
+    What old checkpoints carry for nothing (inv_freq, masks, the copy of a tied head) and what transformers lists as ignored may be there.
+    """
+    read = {name for node in graph.weights() for name in node.op.sources}  # type: ignore[attr-defined]
+    ignored = [*_NEVER_READ, *(getattr(module, "_keys_to_ignore_on_load_unexpected", None) or ())]
+    unused = [name for name in source.weights.names() if name not in read and not any(re.search(p, name) for p in ignored)]
+    if unused:
+        more = f" and {len(unused) - 1} more" if len(unused) > 1 else ""
+        raise CaptureError(f"{source.label}: has tensor '{unused[0]}'{more}, which the model of its config does not read")
 
 
 def export_graph(

@@ -76,3 +76,41 @@ def test_a_missing_file_is_named(directory: Path, tmp_path: Path, name: str) -> 
             (tmp_path / file.name).write_bytes(file.read_bytes())
     with pytest.raises(CaptureError, match=f"{name}: cannot be read: No such file or directory"):
         load_source(str(tmp_path))
+
+
+@pytest.mark.parametrize(("files", "wanted"), [
+    ({"tokenizer_config.json": {"chat_template": "plain"}}, "plain"),
+    ({"tokenizer_config.json": {"chat_template": [{"name": "tools", "template": "t"}, {"name": "default", "template": "d"}]}}, "d"),
+    ({"tokenizer_config.json": {"chat_template": "plain"}, "chat_template.json": {"chat_template": "json"}}, "json"),
+    ({}, ""),
+])
+def test_a_chat_template_is_found_wherever_it_stands(directory: Path, tmp_path: Path, files: dict[str, object], wanted: str) -> None:
+    for file in directory.iterdir():
+        if file.name != "chat_template.jinja":
+            (tmp_path / file.name).write_bytes(file.read_bytes())
+    for name, content in files.items():
+        (tmp_path / name).write_text(json.dumps(content))
+    assert load_source(str(tmp_path)).chat_template == wanted
+
+
+def test_a_tensor_that_the_model_does_not_read_is_named(tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    from mlsdc.compiler.capture.torch_export import capture_model
+
+    hf_model("one-layer").save_pretrained(tmp_path)  # type: ignore[operator]
+    (tmp_path / "tokenizer.json").write_text(json.dumps(TOKENIZER))
+    tensors = load_file(tmp_path / "model.safetensors")
+    extra = {"model.layers.0.self_attn.q_proj.bias": torch.zeros(64), "model.layers.0.self_attn.rotary_emb.inv_freq": torch.zeros(8)}
+    save_file(tensors | extra, tmp_path / "model.safetensors")
+    with pytest.raises(CaptureError, match=r"has tensor 'model\.layers\.0\.self_attn\.q_proj\.bias', which the model of its config"):
+        capture_model(load_source(str(tmp_path)))
+
+
+def test_a_shard_that_the_index_names_but_is_not_there_is_named(directory: Path, tmp_path: Path) -> None:
+    gone = sorted(directory.glob("*.safetensors"))[0]
+    for file in directory.iterdir():
+        if file != gone:
+            (tmp_path / file.name).write_bytes(file.read_bytes())
+    with pytest.raises(CaptureError, match=f"^{gone.name}: cannot be read"):
+        load_source(str(tmp_path))
