@@ -52,7 +52,7 @@ def compile_model(config: Config | Mapping[str, Any] | Path | str, output: Path 
     progress.stage("capture")
     from mlsdc.compiler.capture.torch_export import capture_model
 
-    captured = capture_model(source)
+    captured = capture_model(source, max_tokens=limits.max_model_len)
     module = make_module(config, source, captured.graph)
 
     progress.stage("passes")
