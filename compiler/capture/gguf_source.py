@@ -241,7 +241,9 @@ def _gemma3(metadata: _Metadata, config: Mapping[str, Any]) -> dict[str, Any]:
     return _gemma(metadata, config) | {"layer_types": layers, "rope_parameters": {"full_attention": rope, "sliding_attention": near}}
 
 
-_FACTS: dict[str, Callable[[_Metadata, Mapping[str, Any]], dict[str, Any]]] = {"phi3": _phi3, "gemma": _gemma, "gemma2": _gemma2, "gemma3": _gemma3}
+_FACTS: dict[str, Callable[[_Metadata, Mapping[str, Any]], dict[str, Any]]] = {
+    "phi3": _phi3, "gemma": _gemma, "gemma2": _gemma2, "gemma3": _gemma3,
+}  # fmt: skip
 
 
 def gguf_source(path: Path, label: str) -> ModelSource:
