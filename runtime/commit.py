@@ -16,6 +16,8 @@ def commit_tokens(request: Request, tokens: Sequence[int]) -> int:
     """Append `tokens` up to and including the first that ends the request; returns how many were taken."""
     if request.timings.first_token is None and tokens:
         request.timings.first_token = time.perf_counter()
+    if not request.params.stop:
+        return _commit_until_end(request, tokens)
     for count, token in enumerate(tokens, 1):
         request.tokens.append(token)
         may_stop = request.num_output > request.params.min_tokens
@@ -31,6 +33,26 @@ def commit_tokens(request: Request, tokens: Sequence[int]) -> int:
         if request.finished:
             return count
     return len(tokens)
+
+
+def _commit_until_end(request: Request, tokens: Sequence[int]) -> int:
+    """`commit_tokens` without stop strings: the text of all tokens is decoded at once."""
+    params, stop_ids = request.params, request.stop_ids
+    first = request.num_output
+    count = min(len(tokens), request.max_length - len(request.tokens))
+    ended = next((i for i in range(count) if tokens[i] in stop_ids and first + i >= params.min_tokens), None)
+    if ended is not None:
+        count = ended + 1
+    request.tokens += tokens[:count]
+    if request.detokenizer is not None:
+        shown = count if ended is None or params.include_stop_str_in_output else ended
+        if piece := request.detokenizer.feed(tokens[:shown]):
+            request.text.append(piece)
+    if ended is not None:
+        finish(request, "stop", tokens[ended])
+    elif len(request.tokens) >= request.max_length:
+        finish(request, "length")
+    return count
 
 
 def finish(request: Request, reason: FinishReason, stop_reason: int | str | None = None) -> None:

@@ -50,7 +50,7 @@ class Engine:
         self.tokenizer = tokenizer
         self.level = levels[0] if levels else None
         self.pool = KvPool.alone(memory.num_pages, memory.buffers.page_size, copy_page=self._copy_page)
-        self.scheduler = Scheduler(manifest.limits, self.pool)
+        self.scheduler = Scheduler(manifest.limits, self.pool, manifest.plan.draft_tokens + 1)
         self.statistics = Statistics()  # of all finished requests
         self._memory = memory
         self._forward = memory.programs["forward"]

@@ -31,6 +31,7 @@ class PageTable:
     num_cached: int = 0
     num_sealed: int = 0  # leading pages whose tokens are known to the pool's chains
     chain: int = ROOT  # the chain that ends with the last sealed page
+    forked: bool = False  # its last pages may be shared, and must be copied before they are written
 
 
 def _no_copy(source: int, target: int) -> None:
@@ -113,7 +114,8 @@ class KvPool:
         """
         if num_scratch > self.num_available:
             raise CapacityError(f"kv pool: no room for a fork: {self.num_available} of {self.num_pages} pages left")
-        table = PageTable(parent.pages[: self.pages_for(num_tokens)], num_cached=num_tokens)
+        table = PageTable(parent.pages[: self.pages_for(num_tokens)], num_cached=num_tokens, forked=True)
+        parent.forked = True
         for page in table.pages:
             self._own(page)
         if parent.num_sealed * self.page_size <= num_tokens:  # else `seal` finds the chain again, from the start
@@ -124,8 +126,8 @@ class KvPool:
 
     def can_append(self, table: PageTable, room: int, written: int) -> bool:
         """Whether `append` with the same arguments would succeed."""
-        needed = max(0, self.pages_for(room) - len(table.pages)) + len(self._shared(table, written))
-        return not needed or needed <= self.num_available
+        needed = max(0, self.pages_for(room) - len(table.pages)) + (len(self._shared(table, written)) if table.forked else 0)
+        return needed == 0 or needed <= self.num_available
 
     def append(self, table: PageTable, room: int, written: int) -> None:
         """Grow the table to `room` positions, those from `written` on being its own to write: shared pages there are copied.
@@ -134,11 +136,13 @@ class KvPool:
         """
         if not self.can_append(table, room, written):
             raise CapacityError(f"kv pool: no room for {room} tokens: {self.num_available} of {self.num_pages} pages left")
-        for i in self._shared(table, written):
-            page = self._take()
-            self._copy(table.pages[i], page)
-            self._release(table.pages[i])
-            table.pages[i] = page
+        if table.forked:
+            for i in self._shared(table, written):
+                page = self._take()
+                self._copy(table.pages[i], page)
+                self._release(table.pages[i])
+                table.pages[i] = page
+            table.forked = False  # what lies before is full
         while len(table.pages) < self.pages_for(room):
             table.pages.append(self._take())
 
@@ -173,7 +177,7 @@ class KvPool:
             self._release(page)
         for page in table.scratch:
             self._release(page)
-        table.pages, table.scratch, table.num_sealed, table.chain, table.num_cached = [], [], 0, ROOT, 0
+        table.pages, table.scratch, table.num_sealed, table.chain, table.num_cached, table.forked = [], [], 0, ROOT, 0, False
         self._tables.pop(table, None)
 
     def surrender(self) -> int:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import random
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
@@ -19,6 +19,7 @@ from mlsdc.runtime.engine import Engine
 from mlsdc.runtime.errors import MlsdcError
 from mlsdc.runtime.request import Request
 from mlsdc.runtime.sampling_params import SamplingParams, Speculation
+from mlsdc.runtime.statistics import Statistics
 
 SUBJECTS = ("rain", "bread", "a lighthouse", "tax forms", "owls", "the number seven", "old maps", "a slow train", "salt", "chess")
 TASKS = (
@@ -71,8 +72,9 @@ def run_load(engine: Engine, prompts: Sequence[list[int]], solo: Sequence[list[i
     rng = random.Random(seed)
     listener: deque[Request] = deque()
     live: dict[Request, int] = {}
-    done: list[Request] = []
+    done: list[Statistics] = []
     wrong = aborted = submitted = steps = 0
+    ended: Counter[str] = Counter()
     owned: list[float] = []
     rss_quarter = 0.0
     pool = engine.pool
@@ -99,27 +101,29 @@ def run_load(engine: Engine, prompts: Sequence[list[int]], solo: Sequence[list[i
                 output = request.output
                 cut = request.finish_reason == "length" and len(output) != request.params.max_tokens
                 wrong += cut or output != solo[i][: len(output)]
-                done.append(request)
+                ended[request.finish_reason or ""] += 1
+                done.append(request.statistics)
         if not rss_quarter and len(done) >= num_requests // 4:
             rss_quarter = _rss_mib()
     while engine.step():
         pass
     engine.check_integrity()
-    statistics = [request.statistics for request in done]
     tenth = max(1, len(done) // 10)
     return LoadReport(
-        requests=len(done), aborted=sum(request.finish_reason == "abort" for request in done), wrong=wrong,
-        leaked_pages=pool.num_pages - pool.num_available, steps=steps, tokens=sum(s.tokens for s in statistics),
-        preemptions=sum(s.preemptions for s in statistics), cached_tokens=sum(s.cached_tokens for s in statistics),
-        drafted=sum(s.drafted for s in statistics), accepted=sum(s.accepted for s in statistics),
+        requests=len(done), aborted=ended["abort"], wrong=wrong,
+        leaked_pages=pool.num_pages - pool.num_available, steps=steps, tokens=sum(s.tokens for s in done),
+        preemptions=sum(s.preemptions for s in done), cached_tokens=sum(s.cached_tokens for s in done),
+        drafted=sum(s.drafted for s in done), accepted=sum(s.accepted for s in done),
         acceptance_first=_acceptance(done[:tenth]), acceptance_last=_acceptance(done[-tenth:]),
         owned_mean=sum(owned) / max(1, len(owned)), owned_max=max(owned, default=0.0), rss_quarter=rss_quarter, rss_end=_rss_mib(),
         seconds=time.perf_counter() - start)
 
 
-def _acceptance(requests: Sequence[Request]) -> float:
-    drafted = sum(request.statistics.drafted for request in requests)
-    return sum(request.statistics.accepted for request in requests) / drafted if drafted else 0.0
+def _acceptance(statistics: Sequence[Statistics]) -> float:
+    total = Statistics()
+    for each in statistics:
+        total.merge(each)
+    return total.acceptance_rate
 
 
 def _rss_mib() -> float:
