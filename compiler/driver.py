@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import tempfile
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -64,7 +65,7 @@ def compile_model(config: Config | Mapping[str, Any] | Path | str, output: Path 
 
     with staged(output) as folder:
         progress.stage("kernels")
-        programs, kernels = emit(module, target)
+        programs, kernels = emit(module, target, source.vocab_size)
         check_space(folder.parent, BUILD_BYTES + sum(target.packed_bytes(w.type) for level in module.levels for w in weight_nodes(level)))
         check_space(Path(tempfile.gettempdir()), BUILD_BYTES)
         built = target.build(kernels, folder)
@@ -151,7 +152,7 @@ def check_pool(config: Config, module: Module, limits: Limits) -> None:
         config.fail("memory.kv_pool", f"{config.memory.kv_pool} bytes; one sequence of {length} needs at least {needed}")
 
 
-def emit(module: Module, target: Target) -> tuple[dict[str, dict[str, ProgramSpec]], tuple[KernelSpec, ...]]:
+def emit(module: Module, target: Target, vocab_size: int) -> tuple[dict[str, dict[str, ProgramSpec]], tuple[KernelSpec, ...]]:
     """Programs by level and name, and the kernels they need. Raises CompileError for nodes without a kernel."""
     programs: dict[str, dict[str, ProgramSpec]] = {}
     groups: list[tuple[KernelSpec, ...]] = []
@@ -161,6 +162,12 @@ def emit(module: Module, target: Target) -> tuple[dict[str, dict[str, ProgramSpe
             groups.append(kernels)
         if level.kv is not None:
             programs[level.name]["commit"], kernels = emit_lowering(target.commit(level.kv), "commit", level.name)
+            groups.append(kernels)
+        if level is module.target:
+            forward = programs[level.name]["forward"]
+            lowering, arena_bytes = target.sample(forward.taps["logits"], vocab_size, forward.arena_bytes)
+            program, kernels = emit_lowering(lowering, "sample", level.name)
+            programs[level.name]["sample"] = replace(program, arena_bytes=arena_bytes)
             groups.append(kernels)
         if not level.graphs:
             groups.append(tuple(target.level_functions(level.kind, level.params)))

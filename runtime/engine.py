@@ -14,8 +14,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Union, cast
 
-import numpy as np
-
 from mlsdc.runtime.artifact import Artifact
 from mlsdc.runtime.commit import commit_tokens, finish
 from mlsdc.runtime.detokenize import Detokenizer
@@ -24,10 +22,12 @@ from mlsdc.runtime.errors import ArtifactError, CapacityError, DeviceError, Requ
 from mlsdc.runtime.kv_pool import KvPool
 from mlsdc.runtime.levels.base import Level
 from mlsdc.runtime.manifest import Manifest
-from mlsdc.runtime.request import Delta, Request, Result, StepItem
+from mlsdc.runtime.request import Delta, Request, Result, StepItem, TokenLogprobs
+from mlsdc.runtime.sampling.record import write_sampling
 from mlsdc.runtime.sampling_params import SamplingParams
 from mlsdc.runtime.scheduler import Scheduler
 from mlsdc.runtime.statistics import Statistics
+from mlsdc.runtime.step import MAX_BANS
 from mlsdc.runtime.tokenizer import Tokenizer
 from mlsdc.runtime.tree import walk
 from mlsdc.runtime.verify import CommitList, write_rows
@@ -55,6 +55,7 @@ class Engine:
         self._memory = memory
         self._forward = memory.programs["forward"]
         self._commit = memory.programs["commit"]
+        self._sample = memory.programs["sample"]
         self._inbox: deque[Request] = deque()
         self._aborts: deque[Request] = deque()
         self._news = threading.Condition()
@@ -97,6 +98,8 @@ class Engine:
         self._draft(items)
         write_rows(self._memory.buffers, items)
         self._forward.run()
+        if write_sampling(self._memory.buffers, items):
+            self._sample.run()
         self._commit_items(items)
         with self._news:
             for item in items:
@@ -126,15 +129,18 @@ class Engine:
         copies = CommitList(self._memory.buffers)
         for item in items:
             request, tree = item.request, item.tree
-            if item.out < 0:
+            if item.outs and request.wants_prompt_logprobs:
+                self._report_prompt(item)
+            if not item.wants_choice:
                 request.num_computed += item.rows
                 request.statistics.prefill_rows += item.rows
                 continue
-            chosen = choices[item.out : item.out + 1 + len(tree)].tolist()
-            if request.num_output < request.params.min_tokens:
-                self._mask_stops(item, chosen)
-            nodes, tokens = walk(tree, chosen)
+            first = item.out + item.outs - 1 - len(tree)
+            nodes, tokens = walk(tree, choices[first : first + 1 + len(tree)].tolist())
             kept = commit_tokens(request, tokens)
+            if request.logprobs is not None and request.params.logprobs is not None:
+                rows = (0, *(node + 1 for node in nodes[: kept - 1]))
+                request.logprobs += (self._logprobs(first + row, request.params.logprobs) for row in rows)
             if tree:
                 copies.add(item, nodes[: kept - 1])
             self._count(item, nodes[:kept])
@@ -147,15 +153,20 @@ class Engine:
             if request.finished:
                 self._end(request)
 
-    def _mask_stops(self, item: StepItem, chosen: list[int]) -> None:
-        """Choices that would end the request before `min_tokens`, made again without the tokens that end it."""
-        request = item.request
-        depths = [0, *item.tree.depths()]
-        for i, token in enumerate(chosen):
-            if token in request.stop_ids and request.num_output + depths[i] < request.params.min_tokens:
-                logits = self._forward.tap("logits")[item.out + i, : self.manifest.model.vocab_size].copy()
-                logits[list(request.stop_ids)] = -np.inf
-                chosen[i] = int(logits.argmax())
+    def _logprobs(self, out: int, count: int) -> TokenLogprobs:
+        """What the row of entry `out` reports: its token and the `count` most probable ones."""
+        buffers = self._memory.buffers
+        (token, *ids), (value, *values) = buffers.logprob_ids[out, : 1 + count].tolist(), buffers.logprobs[out, : 1 + count].tolist()
+        return TokenLogprobs(token, value, tuple(zip(ids, values, strict=True)))
+
+    def _report_prompt(self, item: StepItem) -> None:
+        """Keep the log probabilities of the prompt's tokens that follow this item's rows."""
+        request, params = item.request, item.request.params
+        assert request.prompt_logprobs is not None
+        assert params.prompt_logprobs is not None
+        done = len(request.prompt_logprobs)  # token done + 1 is the next one, and row `done` reports it
+        for position in range(max(done, request.num_computed), min(request.num_computed + item.outs, request.num_prompt - 1)):
+            request.prompt_logprobs.append(self._logprobs(item.out + position - request.num_computed, params.prompt_logprobs))
 
     def _count(self, item: StepItem, accepted: Sequence[int]) -> None:
         statistics = item.request.statistics
@@ -222,7 +233,6 @@ class Engine:
             raise RequestError(f"priority: {priority!r}, expected an integer")
         if not isinstance(params, SamplingParams):
             raise RequestError(f"sampling params: {params!r}, expected a SamplingParams")
-        params.check_served()
         tokens = self.tokenize(prompt)
         limits, model = self.manifest.limits, self.manifest.model
         if not tokens:
@@ -246,6 +256,8 @@ class Engine:
         if params.stop and self.tokenizer is None:
             raise RequestError("stop: this engine has no tokenizer: use stop_token_ids")
         stops = set(params.stop_token_ids) | (set() if params.ignore_eos else set(model.eos_token_ids))
+        if len(stops) > MAX_BANS:
+            raise RequestError(f"stop_token_ids: {len(stops)} end tokens in all, at most {MAX_BANS}")
         budget = self._draft_budget(params)
         needed = self.scheduler.pages_needed(max_length, budget)
         if needed > self.pool.num_pages:

@@ -8,6 +8,7 @@ at the first stop finished, its pages freed. Preemption sends it back to waiting
 from __future__ import annotations
 
 import itertools
+import secrets
 import time
 from collections import deque
 from dataclasses import dataclass, field
@@ -16,6 +17,8 @@ from typing import Literal
 from mlsdc.runtime.detokenize import Detokenizer
 from mlsdc.runtime.kv_pool import PageTable
 from mlsdc.runtime.levels.base import LevelState
+from mlsdc.runtime.sampling.noise import SEED_MASK, choice_seed
+from mlsdc.runtime.sampling.record import Sampler
 from mlsdc.runtime.sampling_params import SamplingParams
 from mlsdc.runtime.statistics import Statistics
 from mlsdc.runtime.tree import EMPTY, Tree
@@ -43,6 +46,15 @@ class Timings:
 
 
 @dataclass(frozen=True)
+class TokenLogprobs:
+    """Log probability of a token by the raw model, and of the most probable tokens there: (id, log probability), best first."""
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...]
+
+
+@dataclass(frozen=True)
 class Delta:
     """What one step brought a request. `text` may be empty while a character or a stop string is unfinished."""
 
@@ -50,13 +62,15 @@ class Delta:
     token_ids: list[int]
     finish_reason: FinishReason | None
     choice: int = 0  # of the request's `n`
+    logprobs: list[TokenLogprobs] | None = None  # of token_ids, if asked for
 
 
 @dataclass(frozen=True)
 class Result:
     """A finished request. `stop_reason` is the token id or the string that ended it, if one did.
 
-    It is choice 0 of the request's `n`; `others` are choices 1 and on.
+    It is choice 0 of the request's `n`; `others` are choices 1 and on. With the same `seed`, prompt and parameters the text comes again.
+    `logprobs` are of token_ids, `prompt_logprobs` of the prompt's tokens but the first, if asked for.
     """
 
     text: str
@@ -66,6 +80,9 @@ class Result:
     prompt_token_ids: list[int]
     statistics: Statistics
     timings: Timings
+    seed: int
+    logprobs: list[TokenLogprobs] | None = None
+    prompt_logprobs: list[TokenLogprobs] | None = None
     others: tuple[Result, ...] = ()
 
 
@@ -80,12 +97,17 @@ class Request:
         self.parent = parent  # of whose prompt's pages this one takes a copy (`n`)
         self.forks: list[Request] = []  # those that wait for this one's prompt
         self.choices: list[Request] = [self]  # of `n`, this one first; a fork knows itself only
-        self.choice = 0  # its place among its parent's
+        self.choice = len(parent.choices) if parent else 0  # its place among its parent's
         self.params = params
+        drawn = secrets.randbits(64) if params.seed is None else params.seed & SEED_MASK
+        self.seed: int = parent.seed if parent else drawn  # of choice 0
         self.num_prompt = len(prompt)
         self.tokens = prompt  # prompt and committed tokens
         self.max_length = max_length  # of `tokens`
         self.stop_ids = stop_ids
+        self.sampler = Sampler(params, choice_seed(self.seed, self.choice), self.num_prompt, stop_ids)
+        self.logprobs: list[TokenLogprobs] | None = None if params.logprobs is None else []
+        self.prompt_logprobs: list[TokenLogprobs] | None = None if params.prompt_logprobs is None else parent.prompt_logprobs if parent else []
         self.budget = budget  # most nodes a step may draft for it; 0: no speculation, no scratch slab
         self.detokenizer = detokenizer
         self.table = PageTable()
@@ -119,14 +141,14 @@ class Request:
         self._taken = (tokens, pieces, reason)
         start = self.num_prompt
         text = "".join(self.text[last_pieces:pieces])
-        return Delta(text, self.tokens[start + last_tokens : start + tokens], None if last_reason else reason, self.choice)
+        return Delta(text, self.tokens[start + last_tokens : start + tokens], None if last_reason else reason, self.choice,
+                     None if self.logprobs is None else self.logprobs[last_tokens:tokens])
 
     def fork(self, detokenizer: Detokenizer | None) -> None:
         """Add one choice more. It waits until this one's prompt is computed, and shares the prompt's pages then."""
         other = Request(
             list(self.tokens), self.params, max_length=self.max_length, stop_ids=self.stop_ids, budget=self.budget, detokenizer=detokenizer,
             listener=self.listener, priority=self.priority, parent=self)
-        other.choice = len(self.choices)
         self.choices.append(other)
         self.forks.append(other)
 
@@ -134,7 +156,8 @@ class Request:
         """Everything so far."""
         text, prompt = "".join(self.text), self.tokens[: self.num_prompt]
         others = tuple(other.result() for other in self.choices[1:])
-        return Result(text, self.output, self.finish_reason, self.stop_reason, prompt, self.statistics, self.timings, others)
+        return Result(text, self.output, self.finish_reason, self.stop_reason, prompt, self.statistics, self.timings, self.seed,
+                      self.logprobs, self.prompt_logprobs, others)
 
     @property
     def num_output(self) -> int:
@@ -149,6 +172,11 @@ class Request:
         return self.finish_reason is not None
 
     @property
+    def wants_prompt_logprobs(self) -> bool:
+        """Rows of its prompt are still to be reported: each of them wants logits, so none may come from cached pages."""
+        return self.prompt_logprobs is not None and self.parent is None and len(self.prompt_logprobs) < self.num_prompt - 1
+
+    @property
     def decoding(self) -> bool:
         """All but the last committed token lie in pages: the next step may draft."""
         return self.num_computed == len(self.tokens) - 1
@@ -160,7 +188,7 @@ class Request:
 class StepItem:
     """What one sequence does in one step. `rows` committed rows, or the last committed token and `tree`."""
 
-    __slots__ = ("budget", "decodes", "out", "request", "rows", "tree")
+    __slots__ = ("budget", "decodes", "out", "outs", "request", "rows", "tree")
 
     def __init__(self, request: Request, rows: int, *, decodes: bool) -> None:
         self.request = request
@@ -169,8 +197,16 @@ class StepItem:
         self.budget = 0  # nodes it may draft; 0 unless it decodes
         self.tree: Tree = EMPTY
         self.out = -1  # its first entry in `choices`
+        self.outs = 0  # how many entries it has; the last 1 + len(tree) of them are choices it may follow, if it wants one
 
     @property
     def wants_choice(self) -> bool:
         """Its last committed row is the sequence's last token: the choice after it is a new one."""
         return self.request.num_computed + self.rows == len(self.request.tokens)
+
+    @property
+    def logit_rows(self) -> int:
+        """Rows that want logits: its last one, the tree's, or all of a prompt whose log probabilities are asked for."""
+        if self.tree:
+            return 1 + len(self.tree)
+        return self.rows if self.request.wants_prompt_logprobs else int(self.wants_choice)

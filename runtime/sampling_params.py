@@ -8,10 +8,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mlsdc.runtime.errors import RequestError
+from mlsdc.runtime.step import MAX_BIAS, MAX_LOGPROBS
 
 MAX_CHOICES = 128
 MAX_STOPS = 64
 MAX_STOP_CHARS = 4096
+MAX_TEMPERATURE = 100.0
+MAX_TOP_K = (1 << 31) - 1
+MAX_REPETITION = 100.0
 
 
 @dataclass(frozen=True)
@@ -37,6 +41,9 @@ class Speculation:
 @dataclass(frozen=True)
 class SamplingParams:
     """Defaults are greedy. `max_tokens` None means the rest of the context. Raises RequestError, naming the field.
+
+    In this order, for every row (law L1): logit_bias, penalties (repetition over prompt and output, frequency and presence over output),
+    min_tokens, temperature, top_k (0 and -1: off), top_p of what top_k kept, min_p. `seed` None draws one. `logprobs` are the raw model's.
 
     With `min_tokens`, end tokens are masked and stop strings not looked for until that many tokens are out.
     An end token or stop id is kept in the token ids; neither its text nor a stop string is in the text, unless
@@ -65,13 +72,13 @@ class SamplingParams:
     speculation: Speculation | None = None
 
     def __post_init__(self) -> None:
-        _number("temperature", self.temperature, 0.0, math.inf)
+        _number("temperature", self.temperature, 0.0, MAX_TEMPERATURE)
         _number("top_p", self.top_p, 0.0, 1.0, above=True)
-        _integer("top_k", self.top_k, -1)
+        _integer("top_k", self.top_k, -1, MAX_TOP_K)
         _number("min_p", self.min_p, 0.0, 1.0)
         _number("presence_penalty", self.presence_penalty, -2.0, 2.0)
         _number("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
-        _number("repetition_penalty", self.repetition_penalty, 0.0, math.inf, above=True)
+        _number("repetition_penalty", self.repetition_penalty, 0.0, MAX_REPETITION, above=True)
         object.__setattr__(self, "logit_bias", _bias(self.logit_bias))
         if self.seed is not None:
             _integer("seed", self.seed, -(1 << 63), (1 << 64) - 1)
@@ -88,21 +95,9 @@ class SamplingParams:
                 raise RequestError(f"{name}: {getattr(self, name)!r}, expected true or false")
         for name in ("logprobs", "prompt_logprobs"):
             if getattr(self, name) is not None:
-                _integer(name, getattr(self, name), 0)
+                _integer(name, getattr(self, name), 0, MAX_LOGPROBS)
         if self.speculation is not None and not isinstance(self.speculation, Speculation):
             raise RequestError(f"speculation: {self.speculation!r}, expected a Speculation")
-
-    def check_served(self) -> None:
-        """Raise RequestError for what is asked for and cannot be done yet: nothing is ever ignored in silence.
-
-        top_k, top_p and min_p never remove the most probable token, so a greedy request may set them.
-        """
-        if self.temperature != 0:
-            raise RequestError(f"temperature: {self.temperature}, this artifact serves greedy decoding only: set 0")
-        for name, neutral in (("presence_penalty", 0), ("frequency_penalty", 0), ("repetition_penalty", 1),
-                              ("logprobs", None), ("prompt_logprobs", None), ("logit_bias", {})):
-            if getattr(self, name) != neutral:
-                raise RequestError(f"{name}: {getattr(self, name)!r} is not served by this artifact: leave it at {neutral!r}")
 
 
 def _integer(name: str, value: Any, low: int, high: int | None = None) -> None:
@@ -156,6 +151,8 @@ def _bias(value: Any) -> dict[int, float]:
     bias = {} if value is None else value
     if not isinstance(bias, Mapping):
         raise RequestError(f"logit_bias: {value!r}, expected token ids and numbers")
+    if len(bias) > MAX_BIAS:
+        raise RequestError(f"logit_bias: {len(bias)} tokens, at most {MAX_BIAS}")
     for token, amount in bias.items():
         _integer("logit_bias key", token, 0)
         _number(f"logit_bias[{token}]", amount, -100.0, 100.0)

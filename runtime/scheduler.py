@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from bisect import insort
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from mlsdc.runtime.kv_pool import KvPool
 from mlsdc.runtime.request import Request, StepItem
@@ -73,7 +73,7 @@ class Scheduler:
             if item := self._chunk(request, rows, outs):
                 items.append(item)
                 rows -= item.rows
-                outs -= item.wants_choice
+                outs -= item.logit_rows
         while rows > 0 and self.waiting:
             request = self.waiting[0]
             if not self._admit(request):
@@ -81,7 +81,7 @@ class Scheduler:
             if item := self._chunk(request, rows, outs):
                 items.append(item)
                 rows -= item.rows
-                outs -= item.wants_choice
+                outs -= item.logit_rows
         return items
 
     def _decode(self) -> list[StepItem]:
@@ -119,7 +119,9 @@ class Scheduler:
         """The next committed rows of a prompt; the last one waits for a step with a logit row to spare."""
         left = len(request.tokens) - request.num_computed
         count = min(left, rows)
-        if count == left and outs == 0:
+        if request.wants_prompt_logprobs:
+            count = min(count, outs)
+        elif count == left and outs == 0:
             count -= 1
         return StepItem(request, count, decodes=False) if count > 0 else None
 
@@ -135,7 +137,7 @@ class Scheduler:
             return False
         if self._forkable(request) is not None:
             return self._scratch(request.budget) + 1 <= self.pool.num_available  # one to write: a new page, or the last shared one's copy
-        return self.pool.can_allocate(request.tokens, self._first_room(request), self._scratch(request.budget))
+        return self.pool.can_allocate(self._reusable(request), self._first_room(request), self._scratch(request.budget))
 
     def _admit(self, request: Request) -> bool:
         """Move the first waiting request to the running ones, with pages; False if it must wait."""
@@ -148,7 +150,7 @@ class Scheduler:
             request.table = pool.fork(parent.table, shared, scratch)
             pool.append(request.table, request.num_prompt, shared)
         else:
-            request.table = pool.allocate(request.tokens, self._first_room(request), scratch)
+            request.table = pool.allocate(self._reusable(request), self._first_room(request), scratch)
         request.num_computed = request.table.num_cached
         request.statistics.cached_tokens += request.num_computed
         if request.timings.admitted is None:
@@ -165,7 +167,11 @@ class Scheduler:
         return parent if parent.num_computed >= request.num_prompt - 1 else None
 
     def _first_room(self, request: Request) -> int:
-        return min(len(request.tokens) + 1, request.max_length - 1)
+        return max(len(request.tokens), min(len(request.tokens) + 1, request.max_length - 1))
+
+    def _reusable(self, request: Request) -> Sequence[int]:
+        """The tokens whose pages may be known already."""
+        return () if request.wants_prompt_logprobs else request.tokens
 
     def _release_forks(self, request: Request) -> None:
         """The prompt is computed, or its request is gone: its forks wait like any other request."""

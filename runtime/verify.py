@@ -42,7 +42,7 @@ def write_rows(buffers: StepBuffers, items: Sequence[StepItem]) -> None:
         buffers.seq_rows[seq] = count
         pages = request.table.pages
         buffers.page_table[seq, : len(pages)] = pages
-        wanted = count if tree else int(item.wants_choice)
+        wanted = item.outs = item.logit_rows
         item.out = out if wanted else -1
         buffers.out_rows[out : out + wanted] = range(end - wanted, end)
         out += wanted

@@ -17,7 +17,7 @@ from mlsdc.compiler.quantise import Q8
 from mlsdc.compiler.types import Dim, DType, KvType, TensorType, Type
 from mlsdc.runtime.kv_format import KvGeometry
 from mlsdc.runtime.manifest import TargetInfo
-from mlsdc.runtime.program import InputArg, IntArg, PoolArg
+from mlsdc.runtime.program import InputArg, IntArg, PoolArg, Tap
 from mlsdc.runtime.step import Limits
 from mlsdc.targets.cpu_isa import ISAS, CpuIsa
 from mlsdc.targets.cpu_layout import a8_offsets, pack_q8, padded, q8_bytes
@@ -81,6 +81,11 @@ class CpuTarget(Target):
         call = Call(spec(f"commit_{geometry.format}", commit, "POOL: pool", "SRC: i32", "DST: i32"), geometry.num_layers, "COMMITS",
                     (PoolArg(0), InputArg("commit_src"), InputArg("commit_dst")))
         return Lowering((call,), 0)
+
+    def sample(self, logits: Tap, vocab_size: int, base: int) -> tuple[Lowering, int]:
+        from mlsdc.targets.cpu_sample import sample_lowering
+
+        return sample_lowering(logits, vocab_size, self.limits, base)
 
     def level_functions(self, kind: str, params: Mapping[str, Any]) -> Sequence[KernelSpec]:
         if kind != "ngram":

@@ -44,7 +44,8 @@ def sample_lowering(logits: Tap, vocab_size: int, limits: Limits, base: int) -> 
         spec = KernelSpec(kernel, replace(part, stem=kernel), tuple(abi for abi, _ in arguments))
         return Call(spec, grid, "OUT", tuple(arg for _, arg in arguments))
 
-    state: list[tuple[str, Arg]] = [("OUT: i32", InputArg("out_rows")), ("SEQ: i32", InputArg("row_seq")), ("POS: i32", InputArg("positions"))]
+    state: list[tuple[str, Arg]] = [
+        ("OUT: i32", InputArg("out_rows")), ("SEQ: i32", InputArg("row_seq")), ("POS: i32", InputArg("positions"))]
     record: list[tuple[str, Arg]] = [("RF: f64", InputArg("sampling")), ("RI: i32", InputArg("sampling"))]
     choice, best = ("CHOICE: i32", InputArg("choices")), ("BEST: i32", places["best"])
     cut: list[tuple[str, Arg]] = [("LAST_X: f32", places["last_x"]), ("LAST: i32", places["last"])]

@@ -20,7 +20,7 @@ from mlsdc.compiler.quantise import Q8
 from mlsdc.compiler.types import Type
 from mlsdc.runtime.kv_format import KvGeometry
 from mlsdc.runtime.manifest import TargetInfo
-from mlsdc.runtime.program import Arg
+from mlsdc.runtime.program import Arg, Tap
 
 
 class TemplateParams(Protocol):
@@ -112,6 +112,13 @@ class Target(ABC):
     def commit(self, geometry: KvGeometry) -> Lowering:
         """The launch that copies `commit_src` token slots to `commit_dst` in the page pool. Raises CompileError where there is none yet."""
         raise CompileError(f"target {self.name} has no commit kernel yet")
+
+    def sample(self, logits: Tap, vocab_size: int, base: int) -> tuple[Lowering, int]:
+        """The launches that make `choices` by law L1 from the forward program's logits, and the bytes of arena they need.
+
+        They may use the arena from `base` on. Raises CompileError where there are none yet.
+        """
+        raise CompileError(f"target {self.name} has no sampling kernels yet")
 
     def level_functions(self, kind: str, params: Mapping[str, Any]) -> Sequence[KernelSpec]:
         """Host functions that a level without a graph runs on. Raises CompileError where its kind has none yet."""

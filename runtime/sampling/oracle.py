@@ -1,4 +1,4 @@
-"""The native sampling routine in numpy, row by row over the same step buffers: what kernels are compared with, never on the serving path."""
+"""The native sampling routine in numpy, row by row over the same step buffers: what kernels are compared with."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """A request's sampling as the arrays of the step buffers that the native routine reads (templates/tir/sample.jinja).
 
-The record of a sequence, 16 f64 words: 1/temperature (0: greedy) · top_p · log min_p · repetition, frequency, presence penalty · seed (u64) ·
-then i32: top_k, flags · the first position min_tokens allows to end at, bias entries · end tokens, seen tokens · logprobs, prompt_logprobs (-1: none).
+The record of a sequence, 16 words of f64: 1/temperature (0: greedy) · top_p · log min_p · repetition, frequency and presence penalty ·
+seed (u64) · then i32: top_k, flags · the first position min_tokens allows to end at, bias entries · end tokens, seen tokens · logprobs,
+prompt_logprobs (-1: none).
 """
 
 from __future__ import annotations

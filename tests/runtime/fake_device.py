@@ -16,6 +16,7 @@ from mlsdc.runtime.device.base import BoundProgram, Device, LevelMemory
 from mlsdc.runtime.engine import Engine
 from mlsdc.runtime.levels.base import Level
 from mlsdc.runtime.manifest import LevelInfo, Manifest, ModelInfo, Plan
+from mlsdc.runtime.sampling.oracle import sample
 from mlsdc.runtime.step import Array, Header, Limits, StepBuffers
 from mlsdc.runtime.tokenizer import Tokenizer
 
@@ -49,6 +50,8 @@ class FakeProgram(BoundProgram):
         self.runs += 1
         if self.name == "forward":
             self.memory.forward()
+        elif self.name == "sample":
+            sample(self.memory.buffers, self.memory.logits(), self.memory.vocab)
         else:
             self.memory.commit()
 
@@ -64,7 +67,7 @@ class FakeProgram(BoundProgram):
 class FakeMemory(LevelMemory):
     def __init__(self, limits: Limits, page_size: int, num_pages: int, vocab: int) -> None:
         self.buffers = StepBuffers(limits, page_size)
-        self.programs = {name: FakeProgram(name, self) for name in ("forward", "commit")}
+        self.programs = {name: FakeProgram(name, self) for name in ("forward", "commit", "sample")}
         self.num_pages = num_pages
         self.vocab = vocab
         self.slots = np.full((num_pages * page_size, 2), POISON, np.int32)

@@ -85,7 +85,7 @@ def test_a_bad_prompt_is_refused_and_named(prompt: Any, message: str) -> None:
 
 @pytest.mark.parametrize(("params", "message"), [
     (SamplingParams(max_tokens=95), "max_tokens: 95 after a prompt of 2, at most 94"), (SamplingParams(min_tokens=95), "min_tokens"),
-    (SamplingParams(temperature=1.0), "temperature"), (SamplingParams(stop=("x",)), "stop: this engine has no tokenizer"),
+    (SamplingParams(logit_bias={VOCAB: 1.0}), "logit_bias"), (SamplingParams(stop=("x",)), "stop: this engine has no tokenizer"),
     (SamplingParams(stop_token_ids=(VOCAB,)), r"stop_token_ids\[0\]"), ({"max_tokens": 3}, "expected a SamplingParams"),
     (SamplingParams(speculation=Speculation(max_draft_tokens=17)), "max_draft_tokens: 17, this artifact verifies at most 16"),
     (SamplingParams(speculation=Speculation(levels=("eagle",))), "'eagle' is not a drafting level of this artifact; it has none"),
