@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import median_low
 from typing import Any
 
 import numpy as np
@@ -140,7 +141,7 @@ def compare_layers(model: Any, tokens: Sequence[int], native: Mapping[str, Array
         wanted = own[i][rows]
         base = native[names[i - 1]][rows] if i else np.zeros_like(wanted)
         lines.append(LayerLine(name, by_row(native[name] - wanted, wanted - base), by_row(native[name] - states[i][rows], states[i][rows])))
-    usual = float(np.median([line.own for line in lines[1:]])) if len(lines) > 1 else 0.0
+    usual = median_low([line.own for line in lines[1:]]) if len(lines) > 1 else 0.0
     bound = max(LAYER_FLOOR, LAYER_TIMES * usual)
     return [LayerLine(line.layer, line.own, line.total, not line.own <= bound) for line in lines]
 

@@ -197,8 +197,9 @@ class ValidateObserver(Observer):
                 continue
             if was is not None and difference(was, now, tolerance):
                 near = made_by_pass(after, before, node.name)
-                rules = dict.fromkeys(fired.equation for fired in self.record.fired if fired.node in near)
-                told = "".join(f", where '{rule}' fired" for rule in rules)
+                all_rules = dict.fromkeys(fired.equation for fired in self.record.fired)
+                rules = dict.fromkeys(fired.equation for fired in self.record.fired if fired.node in near) or all_rules
+                told = "".join(f"; '{rule}' fired {'there' if rules is not all_rules else 'in this pass'}" for rule in rules)
                 return f"; the first value that differs is %{node.name} ({node.op.opname}){told}"
         return ""
 
