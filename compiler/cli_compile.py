@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("config", metavar="model.yaml", type=Path)
     parser.add_argument("-o", "--output", metavar="DIR", type=Path, help="the artifact's folder (default: the file's name with .mlsdc)")
-    parser.add_argument("--target", metavar="NAME", help="machine to compile for, instead of the file's `hardware` (see `mlsdc targets`)")
+    parser.add_argument("--target", metavar="NAME,..", help="machines to compile for, instead of `hardware` (see `mlsdc targets`)")
     parser.add_argument("--set", metavar="KEY=VALUE", action="append", default=[], help="change one key, e.g. limits.max_num_seqs=16")
     parser.add_argument("--dump-ir", metavar="DIR", type=Path, help="write the graphs after every pass")
     parser.add_argument("--verify-each", action="store_true", help="execute every pass's result and compare it with what it replaced")

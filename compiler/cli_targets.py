@@ -14,5 +14,5 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     for name, entry in TARGETS.items():
         kind = "artifacts" if entry.artifact else "kernels  "
-        print(f"{name:15}  {kind}  mlsdc[{entry.extra}]".ljust(46) + entry.summary)
+        print(f"{name:20}  {kind}  mlsdc[{entry.extra}]".ljust(50) + entry.summary)
     return 0

@@ -153,9 +153,7 @@ def parse_config(raw: Any, file: str = "config", folder: Path = Path("."), overr
     sections = read_mapping(raw, _SECTIONS, where)
     if "target" not in sections:
         where.key("target").fail("is missing; it names the model, e.g. target: {model: model.gguf}")
-    hardware = sections.get("hardware", Config.hardware)
-    if not isinstance(hardware, str):
-        where.key("hardware").fail(f"expected a target's name (see `mlsdc targets`), found {show(hardware)}")
+    hardware = _hardware(sections.get("hardware", Config.hardware), where.key("hardware"))
     return Config(
         target=read(TargetConfig, sections["target"], where.key("target")),
         cascade=_cascade(sections.get("cascade"), where.key("cascade")),
@@ -166,6 +164,14 @@ def parse_config(raw: Any, file: str = "config", folder: Path = Path("."), overr
         where=where,
         folder=folder,
     )
+
+
+def _hardware(raw: Any, where: Where) -> str:
+    """Names of targets with commas between them, from that or from a list."""
+    names = raw.split(",") if isinstance(raw, str) else raw
+    if not isinstance(names, Sequence) or not names or not all(isinstance(name, str) and name.strip() for name in names):
+        where.fail(f"expected a target's name or a list of them (see `mlsdc targets`), found {show(raw)}")
+    return ",".join(name.strip() for name in names)
 
 
 def _cascade(raw: Any, where: Where) -> tuple[NgramConfig, ...]:

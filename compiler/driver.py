@@ -26,7 +26,7 @@ from mlsdc.passes.emit_program import emit_lowering, emit_program, merge_specs
 from mlsdc.runtime.manifest import LevelInfo, Manifest, ModelInfo, Plan
 from mlsdc.runtime.program import ProgramSpec
 from mlsdc.runtime.step import Limits
-from mlsdc.targets import TARGETS, make_target
+from mlsdc.targets import TARGETS, make_target, target_names
 
 if TYPE_CHECKING:
     from mlsdc.targets.protocol import KernelSpec, Target
@@ -47,7 +47,7 @@ def compile_model(config: Config | Mapping[str, Any] | Path | str, output: Path 
     check_output(output)
     source = load_source(config.target.model, config.folder)
     limits = config.resolve_limits(int(source.config["max_position_embeddings"]))
-    target = choose_target(config, limits)
+    targets = choose_targets(config, limits)
     passes = default_pipeline(pass_options(config, limits, source.vocab_size))
 
     progress.stage("capture")
@@ -65,16 +65,15 @@ def compile_model(config: Config | Mapping[str, Any] | Path | str, output: Path 
 
     with staged(output) as folder:
         progress.stage("kernels")
-        programs, kernels = emit(module, target, source.vocab_size)
-        check_space(folder.parent, BUILD_BYTES + sum(target.packed_bytes(w.type) for level in module.levels for w in weight_nodes(level)))
+        emitted = [emit(module, target, source.vocab_size) for target in targets]
+        packed = sum(targets[0].packed_bytes(w.type) for level in module.levels for w in weight_nodes(level))
+        check_space(folder.parent, packed + BUILD_BYTES * len(targets))
         check_space(Path(tempfile.gettempdir()), BUILD_BYTES)
-        built = target.build(kernels, folder)
-        files = {
-            level: {name: write_text(folder, f"program/{target.name}/{level}.{name}.json", of_level[name].to_json()) for name in of_level}
-            for level, of_level in programs.items()
-        }
+        built = tuple(target.build(kernels, folder) for target, (_, kernels) in zip(targets, emitted, strict=True))
+        files = {target.name: write_programs(folder, target.name, programs) for target, (programs, _) in zip(targets, emitted, strict=True)}
         progress.stage("weights")
-        weights = {level.name: pack_weights(folder, level, target, captured.weights, progress) for level in module.levels if level.graphs}
+        filled = [level for level in module.levels if level.graphs]
+        weights = {level.name: pack_weights(folder, level, targets[0], captured.weights, progress) for level in filled}
         for level in module.levels:
             if level.graphs:
                 write_text(folder, f"graph/{level.name}.ir", "\n".join(print_graph(graph) for graph in level.graphs.values()))
@@ -87,9 +86,9 @@ def compile_model(config: Config | Mapping[str, Any] | Path | str, output: Path 
             limits=limits,
             levels=tuple(
                 LevelInfo(level.name, level.kind, level.params, level.kv, weights_path(level.name) if level.graphs else None,
-                          {target.name: files[level.name]} if level.graphs else {})
+                          {target: of_level[level.name] for target, of_level in files.items()} if level.graphs else {})
                 for level in module.levels),
-            targets=(built,),
+            targets=built,
             plan=module.plan or Plan(0, 0),
             files=hash_files(folder, leave_out=frozenset(weights_path(name) for name in weights)),
             weights={weights_path(name): (file.num_bytes, file.sha256) for name, file in weights.items()},
@@ -113,14 +112,19 @@ def read_config(config: Config | Mapping[str, Any] | Path | str, overrides: Sequ
     return parse_config(config, overrides=overrides) if isinstance(config, Mapping) else load_config(config, overrides)
 
 
-def choose_target(config: Config, limits: Limits) -> Target:
-    entry = TARGETS.get(config.hardware)
+def choose_targets(config: Config, limits: Limits) -> tuple[Target, ...]:
+    """The targets of `hardware`, the best first. Raises ConfigError, CompileError."""
     able = [name for name, entry in TARGETS.items() if entry.artifact]
-    if entry is None:
-        config.fail("hardware", f"'{config.hardware}' is not a target; targets are {', '.join(TARGETS)}")
-    if not entry.artifact:
-        config.fail("hardware", f"'{config.hardware}' has no kernels for a whole model yet ({entry.summary}); {', '.join(able)} have")
-    return make_target(config.hardware, limits)
+    for name in config.hardware.split(","):
+        entry = TARGETS.get(name)
+        if entry is None:
+            config.fail("hardware", f"'{name}' is not a target; targets are {', '.join(TARGETS)}")
+        if not entry.artifact:
+            config.fail("hardware", f"'{name}' has no kernels for a whole model yet ({entry.summary}); {', '.join(able)} have")
+    targets = tuple(make_target(name, limits) for name in target_names(config.hardware))
+    if len({target.device for target in targets}) > 1:
+        config.fail("hardware", f"{config.hardware}: an artifact is for one kind of device, whose targets share packed weights")
+    return targets
 
 
 def pass_options(config: Config, limits: Limits, vocab_size: int) -> PassOptions:
@@ -172,6 +176,14 @@ def emit(module: Module, target: Target, vocab_size: int) -> tuple[dict[str, dic
         if not level.graphs:
             groups.append(tuple(target.level_functions(level.kind, level.params)))
     return programs, merge_specs(groups)
+
+
+def write_programs(folder: Path, target: str, programs: Mapping[str, Mapping[str, ProgramSpec]]) -> dict[str, dict[str, str]]:
+    """Paths of the programs' files by level and name."""
+    return {
+        level: {name: write_text(folder, f"program/{target}/{level}.{name}.json", spec.to_json()) for name, spec in of_level.items()}
+        for level, of_level in programs.items()
+    }
 
 
 def pack_weights(folder: Path, level: LevelModule, target: Target, source: WeightSource, progress: Progress) -> WeightFile:

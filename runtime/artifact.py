@@ -118,7 +118,8 @@ class Artifact:
             if target.device == "cpu" and features.issuperset(target.requires):
                 return target
         built = ", ".join(t.name for t in wanted)
-        missing = next((sorted(set(t.requires) - features) for t in wanted if t.device == "cpu"), ["a device this runtime can open"])
+        lacking = [sorted(set(t.requires) - features) for t in wanted if t.device == "cpu"]
+        missing = min(lacking, key=len, default=["a device this runtime can open"])
         raise ArtifactError(
             f"{self.root.name}: built for {built}, this machine has {machine_name(features)} and lacks {', '.join(missing)}: "
             "run `mlsdc targets`, then `mlsdc compile ... --target` for one that fits")

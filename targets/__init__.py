@@ -14,7 +14,7 @@ from mlsdc.targets.cpu_isa import ISAS
 if TYPE_CHECKING:
     from mlsdc.targets.protocol import Target
 
-__all__ = ["NATIVE", "TARGETS", "TargetEntry", "make_target", "native_target"]
+__all__ = ["NATIVE", "TARGETS", "TargetEntry", "make_target", "native_target", "target_names"]
 
 NATIVE = "cpu-native"
 
@@ -42,6 +42,12 @@ def make_target(name: str, limits: Limits) -> Target:
     module, _, factory = TARGETS[name].where.partition(":")
     target: Target = getattr(importlib.import_module(module), factory)(native_target() if name == NATIVE else name, limits)
     return target
+
+
+def target_names(hardware: str) -> tuple[str, ...]:
+    """The targets that `hardware`, `a,b`, names: each once, the best first. Raises CompileError if `cpu-native` fits nothing."""
+    names = {native_target() if name == NATIVE else name for name in hardware.split(",")}
+    return tuple(name for name in TARGETS if name in names)
 
 
 def native_target() -> str:
