@@ -36,7 +36,7 @@ def cache_folder() -> Path | None:
 
 
 def cache_key(config: Config, hardware: str) -> str:
-    """sha256 of everything the artifact depends on. `hardware` is the target's own name, not `cpu-native`. Raises MlsdcError, OSError."""
+    """sha256 of everything the artifact depends on. `hardware` are the targets' own names, not `cpu-native`. Raises MlsdcError, OSError."""
     digest = hashlib.sha256()
     values = {field.name: getattr(config, field.name) for field in dataclasses.fields(config) if field.name not in ("folder", "where")}
     for part in (hardware, platform.python_version(), *map(tool, TOOLS), repr(sorted(values.items()))):

@@ -74,10 +74,10 @@ def cached_key(config: Config) -> str:
     """The cache's key, "" where there can be none; what is wrong with the config is the compile's to say."""
     from mlsdc.compiler.cache import cache_key
     from mlsdc.runtime.errors import MlsdcError
-    from mlsdc.targets import NATIVE, native_target
+    from mlsdc.targets import target_names
 
     try:
-        return cache_key(config, native_target() if config.hardware == NATIVE else config.hardware)
+        return cache_key(config, ",".join(target_names(config.hardware)))
     except (MlsdcError, OSError):
         return ""
 
