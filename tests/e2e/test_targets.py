@@ -8,15 +8,12 @@ from pathlib import Path
 import pytest
 
 from mlsdc.compiler import compile_model
-from mlsdc.compiler.errors import CompileError, ConfigError
+from mlsdc.compiler.errors import ConfigError
 from mlsdc.runtime.artifact import Artifact
-from mlsdc.runtime.device.cpu_features import cpu_features
 from mlsdc.runtime.engine import Engine
 from mlsdc.runtime.errors import ArtifactError
 from mlsdc.runtime.sampling_params import SamplingParams, Speculation
 from mlsdc.targets import native_target
-from mlsdc.targets.cpu_build import linkers
-from mlsdc.targets.cpu_isa import ISAS
 from tests.once import once
 
 SLOW = "cpu-x86-64"
@@ -66,16 +63,3 @@ def test_speculation_changes_no_token_on_the_slowest_target(artifact: Artifact, 
 def test_what_is_not_a_target_is_named(tiny_yaml: Path, tmp_path: Path, hardware: str) -> None:
     with pytest.raises(ConfigError, match="^--set: hardware: .*(cpu-x86-64-v9|expected a target's name)"):
         compile_model(tiny_yaml, tmp_path / "x.mlsdc", set=[f"hardware={hardware}"])
-
-
-def test_aarch64_compiles_here_or_says_which_linker_is_missing(tiny_yaml: Path, tmp_path: Path) -> None:
-    isa = ISAS["cpu-aarch64-dotprod"]
-    if cpu_features().issuperset(isa.requires):
-        pytest.skip("this machine is the other one")
-    if not linkers("aarch64"):
-        with pytest.raises(CompileError, match="no linker for aarch64"):
-            compile_model(tiny_yaml, tmp_path / "x.mlsdc", set=[f"hardware={isa.name}"])
-        return
-    made = compile_model(tiny_yaml, tmp_path / "x.mlsdc", set=[f"hardware={isa.name}"])
-    with pytest.raises(ArtifactError, match="x.mlsdc: built for cpu-aarch64-dotprod, this machine has x86-64"):
-        Engine.load(made)

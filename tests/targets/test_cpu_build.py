@@ -57,3 +57,15 @@ def test_a_kernel_that_calls_a_library_is_refused(tmp_path: Path) -> None:
     cpu_build.compile_walker(source, tmp_path / "k.o")
     with pytest.raises(CompileError, match="target cpu-x86-64: a kernel calls fmaf"):
         cpu_build.check_object(tmp_path / "k.o", isa)
+
+
+@pytest.mark.parametrize("name", ["cpu-x86-64", "cpu-aarch64-dotprod"])
+def test_a_library_is_linked_for_either_architecture(tmp_path: Path, name: str) -> None:
+    isa = ISAS[name]
+    if not cpu_build.linkers(isa.arch):
+        pytest.skip(f"no linker for {isa.arch}")
+    (tmp_path / "walker.ll").write_text(cpu_build.walker_source(isa))
+    objects = [cpu_build.compile_walker(tmp_path / "walker.ll", tmp_path / "walker.o")]
+    cpu_build.link(isa, objects, tmp_path / "kernels.so")
+    elf = (tmp_path / "kernels.so").read_bytes()
+    assert (elf[16], elf[18]) == (3, {"x86_64": 62, "aarch64": 183}[isa.arch])  # a shared object
