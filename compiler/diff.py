@@ -112,7 +112,7 @@ def plain(value: Value) -> Array:
 
 @dataclass(frozen=True)
 class LayerLine:
-    """A layer's output (or the embedding) against transformers. `own` is relative to what the layer adds to its input, `total` to all of its
+    """A layer's output (or the embedding) against transformers. `own` is relative to what the layer adds to its input, `total` to its
     output; both are means over rows of root mean squares: one row's huge activation must not hide the others."""
 
     layer: str

@@ -2,7 +2,7 @@
 
     unset    nothing but errors (on a terminal: a line that shows progress)
     info     a line a stage, with its seconds; whether the cache was used
-    debug    also a line a pass, a kernel and a weight, as each begins
+    debug    also a line a pass and a weight, as each begins
 """
 
 from __future__ import annotations

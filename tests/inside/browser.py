@@ -15,7 +15,10 @@ import pytest
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 HARNESS = """<script>
 addEventListener("error", event => report({error: event.message}));
-function report(value) { const out = document.createElement("pre"); out.id = "report"; out.textContent = JSON.stringify(value); document.body.append(out); }
+function report(value) {
+  const out = document.createElement("pre");
+  out.id = "report"; out.textContent = JSON.stringify(value); document.body.append(out);
+}
 const key = (name, target = document.body) => target.dispatchEvent(new KeyboardEvent("keydown", {key: name, bubbles: true}));
 const click = selector => document.querySelector(selector).dispatchEvent(new MouseEvent("click", {bubbles: true}));
 const names = selector => [...document.querySelectorAll(selector)].map(e => e.dataset.node);

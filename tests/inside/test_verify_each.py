@@ -31,7 +31,7 @@ Validate = Callable[..., Module]
 
 @pytest.fixture(scope="module")
 def validated() -> Validate:
-    """Runs passes on a module or graph, every one of them executed and compared. Raises PassError naming the first that changes a number."""
+    """Runs passes on a module or graph, every one executed and compared. Raises PassError naming the first that changes a number."""
 
     def run(start: Module | Graph, *passes: Pass) -> Module:
         torch.set_num_threads(1)
@@ -63,8 +63,9 @@ def elementwise(draw: st.DrawFn) -> Graph:
     for i in range(draw(st.integers(1, 12))):
         x, y = draw(st.sampled_from(values)), draw(st.sampled_from(values))
         op: Op = draw(st.sampled_from([
-            ops_core.Unary("neg"), ops_core.Unary("tanh"), ops_core.Scalar("mul", 1.0), ops_core.Scalar("mul", 0.5), ops_core.Scalar("add", 0.0),
-            ops_core.Scalar("add", 2.0), ops_core.Binary("add"), ops_core.Binary("mul"), ops_core.Reshape((-1, 64)), ops_core.Cast(DType.F32)]))
+            ops_core.Unary("neg"), ops_core.Unary("tanh"), ops_core.Scalar("mul", 1.0), ops_core.Scalar("mul", 0.5),
+            ops_core.Scalar("add", 0.0), ops_core.Scalar("add", 2.0), ops_core.Binary("add"), ops_core.Binary("mul"),
+            ops_core.Reshape((-1, 64)), ops_core.Cast(DType.F32)]))
         values.append(builder.add(f"v{i}", op, *((x, y) if isinstance(op, ops_core.Binary) else (x,))))
     return builder.build(y=values[-1])
 
