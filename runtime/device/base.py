@@ -51,7 +51,11 @@ class Device(ABC):
     name: str
 
     @abstractmethod
-    def load_level(self, level: str, num_pages: int) -> LevelMemory: ...
+    def load_level(self, level: str, num_pages: int) -> LevelMemory:
+        """Bind a level. All levels share the device's one KV pool, made for the first of them: page i lies at i * page_bytes of it.
+
+        Who may write which page is the page pools' business (runtime/slabs.py). Raises ArtifactError, DeviceError.
+        """
 
     def native(self, name: str) -> NativeFunction | None:
         """A host function of the artifact's code, called with integers, floats and addresses; None if it has none of that name."""

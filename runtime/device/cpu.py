@@ -22,8 +22,8 @@ from mlsdc.runtime.device.base import BoundProgram, Device, LevelMemory
 from mlsdc.runtime.errors import ArtifactError, DeviceError
 from mlsdc.runtime.kv_format import KvGeometry
 from mlsdc.runtime.manifest import TargetInfo
-from mlsdc.runtime.program import Arg, ArenaArg, FloatArg, InputArg, IntArg, Launch, PoolArg, ProgramSpec, WeightArg
-from mlsdc.runtime.step import Array, Header, Limits, StepBuffers, aligned
+from mlsdc.runtime.program import ArenaArg, Arg, FloatArg, InputArg, IntArg, Launch, PoolArg, ProgramSpec, WeightArg
+from mlsdc.runtime.step import Array, Header, StepBuffers, aligned
 
 ENTRY = "__tvm_ffi_"
 POOL_WORDS, ERROR, THREADS = 64, 19, 48
@@ -87,6 +87,7 @@ class CpuDevice(Device):
         self.launch_list: Callable[[int, int, int, int], Any] = self._function("mlsdc_run")
         self.pool = aligned((POOL_WORDS,), "i8")
         self.pool[THREADS] = count
+        self._kv: Array | None = None
         serve = self._function("mlsdc_worker")
         self._stop = self._function("mlsdc_stop")
         self._workers = [
@@ -117,6 +118,14 @@ class CpuDevice(Device):
     def load_level(self, level: str, num_pages: int) -> CpuLevel:
         return CpuLevel(self, level, num_pages)
 
+    def kv_pool(self, num_bytes: int) -> Array:
+        """The device's KV bytes, u8; the first level to ask says how many. Raises DeviceError."""
+        if self._kv is None:
+            self._kv = big_array(num_bytes)
+        if num_bytes > len(self._kv):
+            raise DeviceError(f"kv pool: {num_bytes} bytes wanted, {len(self._kv)} were allocated for the first level")
+        return self._kv
+
     def close(self) -> None:
         if self._workers:
             self._stop(self.pool.ctypes.data)
@@ -137,7 +146,7 @@ class CpuLevel(LevelMemory):
         self.geometry: KvGeometry = info.kv
         self.num_pages = num_pages
         self.buffers = StepBuffers(manifest.limits, info.kv.page_size)
-        self.pool = big_array(num_pages * info.kv.page_bytes)
+        self.pool = device.kv_pool(num_pages * info.kv.page_bytes)
         file = device.artifact.weights(level)
         self.weights: Mapping[str, Array] = {name: file.tensor(name) for name in file.tensors}
         specs = device.artifact.programs(level, device.target)

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mlsdc.runtime import Engine, SamplingParams, Speculation
+from mlsdc.runtime import Artifact, AsyncEngine, DeviceError, Engine, SamplingParams, Speculation
+from mlsdc.runtime.device import open_device
 
 pytestmark = pytest.mark.model
 
@@ -48,6 +51,35 @@ def test_two_threads_and_a_small_pool_give_the_same_ids(smollm2: Path, plain: li
         results = engine.generate(CHATS, SamplingParams(max_tokens=40))
         assert [r.token_ids for r in results] == plain
         engine.check_integrity()
+
+
+def test_choices_of_one_prompt_share_its_pages_and_say_the_same(engine: Engine, plain: list[list[int]]) -> None:
+    requests = [engine.submit(chat, SamplingParams(max_tokens=40, n=2)) for chat in CHATS]
+    for request, ids in zip(requests, plain, strict=True):
+        result = engine.wait(request)
+        assert [result.token_ids, *(other.token_ids for other in result.others)] == [ids] * 2
+        assert result.others[0].statistics.cached_tokens == len(result.prompt_token_ids) - 1
+    engine.check_integrity()
+
+
+def test_coroutines_get_the_same_ids(smollm2: Path, plain: list[list[int]]) -> None:
+    async def main() -> list[list[int]]:
+        async with AsyncEngine.load(smollm2, threads=1) as engine:
+            return [result.token_ids for result in await engine.generate_all(CHATS, SamplingParams(max_tokens=40))]
+
+    assert asyncio.run(main()) == plain
+
+
+def test_levels_of_a_device_share_one_pool_of_bytes(smollm2: Path) -> None:
+    artifact = Artifact.open(smollm2)
+    device = open_device(artifact, artifact.pick_target("auto"), threads=1)
+    name = artifact.manifest.target_level.name
+    one, two = device.load_level(name, 8), device.load_level(name, 4)
+    one.write_page(3, np.full(one.read_page(3).shape, 7, np.uint8))
+    assert (two.read_page(3) == 7).all()
+    with pytest.raises(DeviceError, match="kv pool"):
+        device.load_level(name, 9)
+    device.close()
 
 
 def test_a_stream_brings_the_text_of_its_ids(engine: Engine) -> None:
