@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from mlsdc.runtime.engine import Engine
-from mlsdc.runtime.kv_pool import KvPool
 from mlsdc.runtime.levels.base import Level
 from mlsdc.runtime.request import Request
 from mlsdc.runtime.step import Array, Header
@@ -18,10 +17,13 @@ POISON = 0xFF  # NaN in bf16
 
 
 def engine_over(engine: Engine, level: Level | None = None, *, num_pages: int | None = None) -> Engine:
-    """Another engine with an empty pool over the same device and weights; one of them may be used at a time. Its pages are poisoned."""
-    made = Engine(engine.manifest, engine.device, engine._memory, [level] if level else [], tokenizer=engine.tokenizer)
-    if num_pages is not None:
-        made.pool = made.scheduler.pool = KvPool(num_pages, made.pool.page_size)
+    """Another engine with an empty pool over the same device and weights, its pages poisoned; one of them may be used at a time."""
+    memory, all_pages = engine._memory, engine._memory.num_pages
+    memory.num_pages = num_pages or all_pages
+    try:
+        made = Engine(engine.manifest, engine.device, memory, [level] if level else [], tokenizer=engine.tokenizer)
+    finally:
+        memory.num_pages = all_pages
     poison(made, range(engine._memory.num_pages))
     return made
 

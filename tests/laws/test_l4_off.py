@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from mlsdc.compiler.driver import emit
 from mlsdc.compiler.module import LevelModule, Module
 from mlsdc.compiler.pipeline import run_pipeline
 from mlsdc.passes import PassOptions, default_pipeline
+from mlsdc.passes.emit_program import emit_program
 from mlsdc.runtime.engine import Engine
 from mlsdc.runtime.program import ProgramSpec
 from mlsdc.runtime.sampling_params import SamplingParams, Speculation
@@ -28,7 +28,7 @@ def launches(tree_nodes: int, *levels: LevelModule) -> ProgramSpec:
     middle = default_pipeline(PassOptions(limits, kv_page_size=16))
     names = [pass_.name for pass_ in middle]
     module = run_pipeline(module, middle[names.index("raise-names") + 1 :])
-    return emit(module, CpuTarget(ISAS["cpu-x86-64-v4"], limits))[0]["target"]["forward"]
+    return emit_program(module.target.graphs["forward"], CpuTarget(ISAS["cpu-x86-64-v4"], limits), "forward", "target")[0]
 
 
 def test_a_cascade_leaves_the_targets_launch_list_as_it_is() -> None:
