@@ -10,6 +10,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mlsdc.compiler.calibrate import calibration
 from mlsdc.compiler.capture import ModelSource, WeightSource, load_source
 from mlsdc.compiler.config import Config, load_config, parse_config
 from mlsdc.compiler.errors import CompileError
@@ -48,7 +49,8 @@ def compile_model(config: Config | Mapping[str, Any] | Path | str, output: Path 
     source = load_source(config.target.model, config.folder)
     limits = config.resolve_limits(int(source.config["max_position_embeddings"]))
     targets = choose_targets(config, limits)
-    passes = default_pipeline(pass_options(config, limits, source.vocab_size))
+    options = pass_options(config, limits, source.vocab_size)
+    default_pipeline(options)  # a pass that does not exist is found out before minutes of work
 
     progress.stage("capture")
     from mlsdc.compiler.capture.torch_export import capture_model
@@ -57,6 +59,7 @@ def compile_model(config: Config | Mapping[str, Any] | Path | str, output: Path 
     module = make_module(config, source, captured.graph)
 
     progress.stage("passes")
+    passes = default_pipeline(replace(options, calibration=calibration(source, captured.weights)))
     explain = ExplainObserver()
     observers = [PassProgress(progress, len(passes)), explain, *([DumpObserver(dump_ir)] if dump_ir else []),
                  *([ValidateObserver()] if verify_each else [])]

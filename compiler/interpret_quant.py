@@ -12,9 +12,9 @@ from mlsdc.compiler.interpret_state import KvState, StepTree
 from mlsdc.compiler.quantise import A8, A16, Q4, Q8, linear_q, quantise_a8, quantise_a16
 
 
-def quantised(x: Tensor, wide: bool = False) -> A8 | A16:
+def quantised(x: Tensor, fine: tuple[int, ...] = ()) -> A8 | A16:
     plain = x.to(torch.float32).numpy()
-    return quantise_a16(plain) if wide else quantise_a8(plain)
+    return quantise_a16(plain, fine) if fine else quantise_a8(plain)
 
 
 def multiplied(h: A8 | A16, weight: Q8 | Q4, context: Context) -> Tensor:
@@ -23,7 +23,12 @@ def multiplied(h: A8 | A16, weight: Q8 | Q4, context: Context) -> Tensor:
 
 @evaluates(ops_quant.Quantise)
 def quantise(op: ops_quant.Quantise, inputs: tuple[Any, ...], context: Context) -> Value:
-    return quantised(inputs[0], op.wide)
+    return quantised(inputs[0], op.fine)
+
+
+@evaluates(ops_quant.Calibrated)
+def calibrated(op: ops_quant.Calibrated, inputs: tuple[Any, ...], context: Context) -> Value:
+    return inputs[0]  # type: ignore[no-any-return]
 
 
 @evaluates(ops_quant.LinearQ)
@@ -36,7 +41,7 @@ def linear_q_(op: ops_quant.LinearQ, inputs: tuple[Any, ...], context: Context) 
 
 @evaluates(ops_quant.NormQuantise)
 def norm_quantise(op: ops_quant.NormQuantise, inputs: tuple[Any, ...], context: Context) -> Value:
-    return quantised(normalised(inputs[0], inputs[1], op.eps, op.offset), op.wide)
+    return quantised(normalised(inputs[0], inputs[1], op.eps, op.offset), op.fine)
 
 
 @evaluates(ops_quant.GatedQuantise)

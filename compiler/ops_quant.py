@@ -11,23 +11,39 @@ from mlsdc.compiler.types import GROUP, DType, TensorType, Type
 PACKED = (DType.Q8, DType.Q4)
 
 
-def quantised(x: TensorType, wide: bool = False) -> TensorType:
+def quantised(x: TensorType, fine: tuple[int, ...] = ()) -> TensorType:
     last = x.shape[-1]
     if not isinstance(last, int) or last % GROUP:
         raise Mismatch(f"cannot quantise {x}: the last axis must be a multiple of {GROUP}")
-    return TensorType(DType.A16 if wide else DType.A8, x.shape)
+    if not all(0 <= group < last // GROUP for group in fine) or len(set(fine)) < len(fine):
+        raise Mismatch(f"fine groups {list(fine)} are not groups of {x}, each once")
+    return TensorType(DType.A16 if fine else DType.A8, x.shape)
 
 
 @op("quantise")
 @dataclass(frozen=True)
 class Quantise(Op):
-    """x f32[rows, k] -> a8[rows, k]: per row and group of 32, scale = max|x| / 127, q = round(x / scale) to nearest even. `wide`: a16."""
+    """x f32[rows, k] -> a8[rows, k]: per row and group of 32, scale = max|x| / 127, q = round(x / scale) to nearest even. `fine`: groups with a second plane (a16)."""
 
-    wide: bool = False
+    fine: tuple[int, ...] = ()
 
     def infer(self, *inputs: Type) -> Type:
         expect_arity(inputs, 1)
-        return quantised(expect_tensor(inputs[0], "input", rank=2, dtypes=(DType.F32,)), self.wide)
+        return quantised(expect_tensor(inputs[0], "input", rank=2, dtypes=(DType.F32,)), self.fine)
+
+
+@op("calibrated")
+@dataclass(frozen=True)
+class Calibrated(Op):
+    """x itself, f32[rows, k], with what a calibration saw: the groups of 32 columns whose values are large enough to deserve a second plane."""
+
+    fine: tuple[int, ...]
+
+    def infer(self, *inputs: Type) -> Type:
+        expect_arity(inputs, 1)
+        x = expect_tensor(inputs[0], "input", rank=2, dtypes=(DType.F32,))
+        quantised(x, self.fine)
+        return x
 
 
 @op("linear_q")
@@ -57,18 +73,18 @@ class LinearQ(Op):
 @op("norm_quantise")
 @dataclass(frozen=True)
 class NormQuantise(Op):
-    """quantise(rms_norm(x, weight)): x f32[rows, k] -> a8[rows, k]. `wide`: a16."""
+    """quantise(rms_norm(x, weight)): x f32[rows, k] -> a8[rows, k]. `fine`: groups with a second plane (a16)."""
 
     eps: float
     offset: float = 0.0
-    wide: bool = False
+    fine: tuple[int, ...] = ()
 
     def infer(self, *inputs: Type) -> Type:
         expect_arity(inputs, 2)
         x = expect_tensor(inputs[0], "input", rank=2, dtypes=(DType.F32,))
         weight = expect_tensor(inputs[1], "weight", rank=1)
         expect_equal(weight.shape[0], x.shape[1], "length of the weight")
-        return quantised(x, self.wide)
+        return quantised(x, self.fine)
 
 
 @op("gated_quantise")
@@ -83,7 +99,7 @@ class GatedQuantise(Op):
 
     def infer(self, *inputs: Type) -> Type:
         expect_arity(inputs, 2)
-        h = expect_tensor(inputs[0], "input", rank=2, dtypes=(DType.A8,))
+        h = expect_tensor(inputs[0], "input", rank=2, dtypes=(DType.A8, DType.A16))
         weight = expect_tensor(inputs[1], "weight", rank=2, dtypes=PACKED)
         expect_equal(weight.shape[1], h.shape[1], "columns of the weight")
         double = weight.shape[0]

@@ -5,7 +5,7 @@ Groups of 32 run along the last axis. `codes` keep the logical shape; `scales` (
     q8   w = scale * q            scale = f16(max|w| / 127)     q = round(w / scale), clipped to -127..127
     q4   w = scale * q + min      scale = f16((max - min) / 15) q = round((w - min) / scale), clipped to 0..15, min = f16(min w)
     a8   x = scale * q            scale = max|x| * f32(1/127)   q = round(x * (127 / max|x|))
-    a16  x = high + low           high = a8 of x                low = a8 of x - scale * q, in f32
+    a16  x = high + low           high = a8 of x                low = a8 of fma(-scale, q, x), in the groups of `fine` only
 
 Rounding is to nearest even, a group of zeros has scale 0 and codes 0, and all arithmetic is f32 with the rounded scale.
 """
@@ -71,10 +71,11 @@ class A8:
 
 @dataclass(frozen=True, eq=False)
 class A16:
-    """Two a8 planes that add up: 15 bits of x for twice the dots."""
+    """Two a8 planes that add up: 15 bits of x in the groups of `fine`, in that order; `low` has only those, codes i8[rows, 32 * len(fine)]."""
 
     high: A8
     low: A8
+    fine: tuple[int, ...]
 
     @property
     def codes(self) -> Array:
@@ -83,7 +84,10 @@ class A16:
 
     def dequantise(self) -> Array:
         """f32[rows, k]"""
-        return self.high.dequantise() + self.low.dequantise()
+        x = self.high.dequantise()
+        for i, g in enumerate(self.fine):
+            x[:, g * GROUP : (g + 1) * GROUP] += self.low.dequantise()[:, i * GROUP : (i + 1) * GROUP]
+        return x
 
 
 def quantise_q8(w: Array) -> Q8:
@@ -110,26 +114,30 @@ def quantise_a8(x: Array) -> A8:
     return A8(ungrouped(np.clip(np.rint(groups * inverse[..., None]), -127, 127), np.int8), top * np.float32(1 / 127))
 
 
-def quantise_a16(x: Array) -> A16:
+def quantise_a16(x: Array, fine: tuple[int, ...]) -> A16:
     """x f32[rows, k] -> a16. Raises ValueError when k is not a multiple of 32."""
     high = quantise_a8(x)
-    return A16(high, quantise_a8(np.asarray(x, np.float32) - high.dequantise()))
+    exact = high.codes.astype(np.float64) * np.repeat(high.scales.astype(np.float64), GROUP, axis=-1)  # a product of 8 and 24 bits is exact
+    left = (np.asarray(x, np.float64) - exact).astype(np.float32)  # and so one rounding, as fma rounds
+    return A16(high, quantise_a8(np.concatenate([left[:, g * GROUP : (g + 1) * GROUP] for g in fine], -1)), fine)
 
 
 def linear_q(h: A8 | A16, w: Q8 | Q4) -> Array:
     """`h @ w^T` -> f32[rows, n]: exact integer dots per group, then `acc += dot * (h.scale * w.scale)` in f32, in group order.
-    The planes of a16 are multiplied one by one and added last.
+    The second plane's groups of a16 come after the others, in the order of `fine`.
 
     With q4 each group also adds `(h.scale * w.min) * sum(h.codes)`.
     """
-    if isinstance(h, A16):
-        return linear_q(h.high, w) + linear_q(h.low, w)
     rows, k = h.codes.shape
     acc = np.zeros((rows, w.codes.shape[0]), np.float32)
-    for g in range(k // GROUP):
+    plane = h.high if isinstance(h, A16) else h
+    terms = [(plane, g, g) for g in range(k // GROUP)]  # plane, its group, the weight's group
+    if isinstance(h, A16):
+        terms += [(h.low, i, g) for i, g in enumerate(h.fine)]
+    for plane, i, g in terms:
         part = slice(g * GROUP, (g + 1) * GROUP)
-        codes = h.codes[:, part].astype(np.float32)  # dots stay below 2^24: f32 holds them exactly
-        scale = h.scales[:, g, None].astype(np.float32)
+        codes = plane.codes[:, i * GROUP : (i + 1) * GROUP].astype(np.float32)  # dots stay below 2^24: f32 holds them exactly
+        scale = plane.scales[:, i, None].astype(np.float32)
         acc += (codes @ w.codes[:, part].astype(np.float32).T) * (scale * w.scales[:, g].astype(np.float32))
         if isinstance(w, Q4):
             acc += codes.sum(-1, keepdims=True) * (scale * w.mins[:, g].astype(np.float32))

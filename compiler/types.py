@@ -11,7 +11,8 @@ class DType(enum.StrEnum):
     """Element types. `q8`, `q4` are packed weights and `a8` quantised activations: logical shapes, groups of 32 along the last axis.
 
     q8: int8 values, one f16 scale a group. q4: 4-bit values, f16 scale and f16 minimum a group (w = scale * q + min).
-    a8: int8 values with one f32 scale = max|x| / 127 a group of a row. a16: the same of x, and again of what that leaves: two int8 planes.
+    a8: int8 values with one f32 scale = max|x| / 127 a group of a row. a16: a8, and a second a8 of
+    what that leaves in a few groups of large values (the op's `fine`), whose rounding is most of the error.
     """
 
     F32 = "f32"

@@ -5,8 +5,10 @@ from __future__ import annotations
 import difflib
 from dataclasses import dataclass
 
+from mlsdc.compiler.calibrate import Calibration
 from mlsdc.compiler.errors import ConfigError
 from mlsdc.compiler.pipeline import Pass
+from mlsdc.passes.calibrate_activations import CalibrateActivations
 from mlsdc.passes.eliminate_common import EliminateCommon
 from mlsdc.passes.eliminate_dead import EliminateDead
 from mlsdc.passes.fold_constants import FoldConstants
@@ -34,7 +36,7 @@ __all__ = ["PassOptions", "default_pipeline"]
 class PassOptions:
     """What the passes need to know. `vocab_size` 0: every id of the head may be chosen. `disable` leaves passes out by name.
 
-    `free_rows` is how many rows the target verifies for about the price of one.
+    `free_rows` is how many rows the target verifies for about the price of one. Without a `calibration` no activations get a second plane.
     """
 
     limits: Limits = Limits(max_model_len=2048, max_num_seqs=8, max_num_batched_tokens=256, max_logit_rows=64, max_tree_nodes=7)
@@ -43,6 +45,7 @@ class PassOptions:
     kv_format: str = "bf16"
     kv_page_size: int = 32
     free_rows: int = 8
+    calibration: Calibration | None = None
     disable: tuple[str, ...] = ()
 
 
@@ -60,6 +63,7 @@ def default_pipeline(options: PassOptions) -> tuple[Pass, ...]:
         Rowify(limits.max_num_batched_tokens, limits.max_logit_rows, options.vocab_size),
         RaiseNames(),
         GatherEarly(),
+        CalibrateActivations(options.calibration if options.weights != "none" else None),
         # cache and weights
         InsertPagedKv(limits.max_model_len, options.kv_format, options.kv_page_size),
         ShareTreeMask(),

@@ -10,7 +10,7 @@ from mlsdc.compiler.graph import Graph, Input, Weight
 from mlsdc.compiler.types import Dim, DType, TensorType
 from mlsdc.passes.plan_buffers import plan_buffers
 from mlsdc.passes.select_kernels import select_kernels
-from mlsdc.runtime.program import Arg, ArenaArg, InputArg, Launch, ProgramSpec, Tap, WeightArg
+from mlsdc.runtime.program import ArenaArg, Arg, InputArg, Launch, ProgramSpec, Tap, WeightArg
 from mlsdc.runtime.step import INPUTS
 from mlsdc.targets.protocol import Call, CallArg, KernelSpec, Lowering, Target, TempRef, ValueRef
 

@@ -38,7 +38,7 @@ def fuse(editor: Editor, quantise: Node) -> bool:
     if norm is None or editor.only_user(norm.name) is None:
         return False
     assert isinstance(norm.op, RmsNorm) and isinstance(quantise.op, Quantise)
-    editor.replace(norm.name, NormQuantise(norm.op.eps, norm.op.offset, quantise.op.wide), *norm.inputs)
+    editor.replace(norm.name, NormQuantise(norm.op.eps, norm.op.offset, quantise.op.fine), *norm.inputs)
     editor.redirect(quantise.name, norm.name)
     return True
 

@@ -8,7 +8,7 @@ from typing import ClassVar
 from mlsdc.compiler.graph import Editor, Graph, Node, Weight
 from mlsdc.compiler.ops_core import ArgMax
 from mlsdc.compiler.ops_nn import Embed, Linear
-from mlsdc.compiler.ops_quant import LinearQ, Quantise
+from mlsdc.compiler.ops_quant import Calibrated, LinearQ, Quantise
 from mlsdc.compiler.pipeline import GraphPass
 from mlsdc.compiler.rewrite import Rule, apply_rules
 from mlsdc.compiler.types import GROUP, DType, TensorType
@@ -30,7 +30,8 @@ class QuantiseWeights(GraphPass):
         %w.q = weight() : q8[576, 576]    %h.a8 = quantise(%h)    %q = linear_q(%h.a8, %w.q)    %k = linear_q(%h.a8, %w.k)
 
     `weights` int8 packs as q8. int4 packs as q4, but for embeddings and the head (whose errors the softmax does not forgive): q8.
-    The head reads a16 for the same reason: its input is rounded last. none changes nothing. A bias stays f32 and moves into linear_q.
+    none changes nothing. Values that
+    `calibrate-activations` found to have a few groups of large numbers are quantised with a second plane there (a16). A bias stays f32 and moves into linear_q.
     An embedding keeps its op, its table is packed.
 
     Declines, weight by weight: columns that are no multiple of 32; a weight that anything but linears (of rank-2 inputs) and
@@ -58,7 +59,11 @@ class QuantiseWeights(GraphPass):
         editor.retype(weight.name, weight.type.with_dtype(dtype))
         for linear in linears:
             x, *rest = linear.inputs
-            editor.replace(linear.name, LinearQ(bias=len(rest) == 2), quantised(editor, x, is_head(editor, linear)), *rest)
+            seen = editor[x]
+            fine: tuple[int, ...] = ()
+            if isinstance(seen.op, Calibrated):
+                x, fine = seen.inputs[0], seen.op.fine
+            editor.replace(linear.name, LinearQ(bias=len(rest) == 2), quantised(editor, x, fine), *rest)
         return True
 
 
@@ -82,9 +87,9 @@ def is_head(editor: Editor, linear: Node) -> bool:
     return editor.is_output(linear.name) or any(isinstance(user.op, ArgMax) for user in editor.users(linear.name))
 
 
-def quantised(editor: Editor, x: str, wide: bool) -> str:
+def quantised(editor: Editor, x: str, fine: tuple[int, ...]) -> str:
     """The one quantised form of a value, a8 or a16."""
     for user in editor.users(x):
-        if user.op == Quantise(wide):
+        if user.op == Quantise(fine):
             return user.name
-    return editor.add(free(editor, f"{x}.{'a16' if wide else 'a8'}"), Quantise(wide), x, origin=editor[x].origin)
+    return editor.add(free(editor, f"{x}.{'a16' if fine else 'a8'}"), Quantise(fine), x, origin=editor[x].origin)

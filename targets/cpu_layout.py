@@ -7,6 +7,7 @@ padded to 16 and columns to 64 with zeros.
 a8 activations [rows, k]: int32 words of 4 codes, then f32 scales, then int32 corrections (-128 * sum of the group's codes). Tiles of 8
 rows; the last tile holds the rest, mt rows. Word of (row m, columns 4 w ..): tile * 2 k + w * mt + m; scale and correction of (row m,
 group g): tile * k / 4 + g * mt + m.
+a16: the second planes of the `fine` groups follow as more columns, behind k's padding, and are padded to 64 themselves.
 """
 
 from __future__ import annotations
@@ -56,9 +57,9 @@ def unpack_q8(data: npt.NDArray[np.uint8], n: int, k: int) -> Q8:
     return Q8((codes.astype(np.int16) - 128).astype(np.int8)[:n, :k], scales[:n, : k // GROUP])
 
 
-def a8_offsets(rows_padded: int, k: int) -> tuple[int, int, int]:
-    """Byte offsets of scales and corrections in an a8 value's storage, and its size; codes start at 0."""
-    columns = padded(k, SUPER)
+def a8_offsets(rows_padded: int, k: int, fine: int = 0) -> tuple[int, int, int]:
+    """Byte offsets of scales and corrections in an a8 or a16 value's storage, and its size; codes start at 0."""
+    columns = padded(k, SUPER) + padded(fine * GROUP, SUPER)
     scales = rows_padded * columns
     corrections = padded(scales + rows_padded * columns // GROUP * 4, 64)
     return scales, corrections, padded(corrections + rows_padded * columns // GROUP * 4, 64)
