@@ -1,6 +1,6 @@
 # `make demo` and `make test` work on a fresh clone: they make .venv, install into it, and install again only when pyproject.toml changes.
-# PyPI's torch brings CUDA libraries on Linux; nothing here needs them. Where your index has no CPU build, add one:
-#   make demo PIP_ARGS="--extra-index-url https://download.pytorch.org/whl/cpu"
+# PyPI's torch brings CUDA libraries on Linux; nothing here needs them. Where your index has no CPU build, name one that has:
+#   make demo PIP_ARGS="--extra-index-url URL"
 PYTHON ?= python3
 PIP_ARGS ?=
 BIN := .venv/bin

@@ -14,8 +14,8 @@ from mlsdc.compiler.graph import Node
 from mlsdc.compiler.weights import read_weight
 
 MAX_TOKENS = 128
-TEXT = """The ferry left the island at nine, an hour late, with eleven passengers and a crate of oranges. "We will be in town by noon," said the
-captain, and nobody believed him.
+TEXT = """The ferry left the island at nine, an hour late, with eleven passengers and a crate of oranges. "We will be in town by noon,"
+said the captain, and nobody believed him.
 
 def mean(values):
     total = 0.0

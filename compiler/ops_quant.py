@@ -23,7 +23,10 @@ def quantised(x: TensorType, fine: tuple[int, ...] = ()) -> TensorType:
 @op("quantise")
 @dataclass(frozen=True)
 class Quantise(Op):
-    """x f32[rows, k] -> a8[rows, k]: per row and group of 32, scale = max|x| / 127, q = round(x / scale) to nearest even. `fine`: groups with a second plane (a16)."""
+    """x f32[rows, k] -> a8[rows, k]: per row and group of 32, scale = max|x| / 127, q = round(x / scale) to nearest even.
+
+    `fine`: groups with a second plane (a16).
+    """
 
     fine: tuple[int, ...] = ()
 
@@ -35,7 +38,7 @@ class Quantise(Op):
 @op("calibrated")
 @dataclass(frozen=True)
 class Calibrated(Op):
-    """x itself, f32[rows, k], with what a calibration saw: the groups of 32 columns whose values are large enough to deserve a second plane."""
+    """x itself, f32[rows, k], and what a calibration saw: the groups of 32 columns whose values are large enough for a second plane."""
 
     fine: tuple[int, ...]
 

@@ -31,7 +31,8 @@ class QuantiseWeights(GraphPass):
 
     `weights` int8 packs as q8. int4 packs as q4, but for embeddings and the head (whose errors the softmax does not forgive): q8.
     none changes nothing. Values that
-    `calibrate-activations` found to have a few groups of large numbers are quantised with a second plane there (a16). A bias stays f32 and moves into linear_q.
+    `calibrate-activations` found to have a few groups of large numbers are quantised with a second plane there (a16). A bias stays f32
+    and moves into linear_q.
     An embedding keeps its op, its table is packed.
 
     Declines, weight by weight: columns that are no multiple of 32; a weight that anything but linears (of rank-2 inputs) and

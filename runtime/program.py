@@ -106,7 +106,8 @@ class ProgramSpec:
         try:
             raw = json.loads(text)
             launches = tuple(
-                Launch(x["node"], x["kernel"], x["grid"], x["count"], tuple(_arg(a) for a in x["args"]), x["grain"]) for x in raw["launches"])
+                Launch(x["node"], x["kernel"], x["grid"], x["count"], tuple(_arg(a) for a in x["args"]), x["grain"])
+                for x in raw["launches"])
             taps = {k: Tap(t["arena"], t["dtype"], tuple(t["shape"])) for k, t in raw["taps"].items()}
             return ProgramSpec(raw["name"], raw["level"], raw["arena_bytes"], launches, taps)
         except (ValueError, KeyError, TypeError, AttributeError) as error:

@@ -266,8 +266,9 @@ def lower_linear_q(target: CpuTarget, node: Node, op: ops_quant.LinearQ, graph: 
     params = P.LinearQ8(index, rows, n, k, target.isa.dot, op.bias, op.residual, len(fine))
     extra = (("B: f32",) if op.bias else ()) + (("R: f32",) if op.residual else ())
     kernel = spec("linear_q8", params, "W: q8", *A8_IN, "Y: f32", *extra, "H: i32", *fine_abi(fine))
-    args = (ValueRef(node.inputs[1]), *a8_args(node.inputs[0], rows, k, len(fine)), ValueRef(node.name), *(ValueRef(i) for i in node.inputs[2:]),
-            HEADER, *fine_args(fine))
+    args: tuple[CallArg, ...] = (
+        ValueRef(node.inputs[1]), *a8_args(node.inputs[0], rows, k, len(fine)), ValueRef(node.name),
+        *(ValueRef(i) for i in node.inputs[2:]), HEADER, *fine_args(fine))
     return Lowering((Call(kernel, n // 16, None, args),), storage(node.type), in_place_of=node.inputs[-1] if op.residual else None)
 
 
@@ -283,7 +284,8 @@ def lower_gated(target: CpuTarget, node: Node, op: ops_quant.GatedQuantise, grap
     fine = fine_of(graph, node.inputs[0])
     params = P.GatedQ8(index, rows, n2 // 2, k, op.act, target.isa.dot, len(fine))
     kernel = spec("gated_q8", params, "W: q8", *A8_IN, *A8_OUT, "H: i32", *fine_abi(fine))
-    args = (ValueRef(node.inputs[1]), *a8_args(node.inputs[0], rows, k, len(fine)), *a8_args(node.name, rows, n2 // 2), HEADER, *fine_args(fine))
+    args: tuple[CallArg, ...] = (
+        ValueRef(node.inputs[1]), *a8_args(node.inputs[0], rows, k, len(fine)), *a8_args(node.name, rows, n2 // 2), HEADER, *fine_args(fine))
     return Lowering((Call(kernel, n2 // 64, None, args),), storage(node.type))
 
 
@@ -302,7 +304,8 @@ def lower_append(target: CpuTarget, node: Node, op: ops_kv.AppendKv, graph: Grap
 
 
 def append(node: Node, layer: int, params: P.AppendKv, sources: tuple[str, ...]) -> Lowering:
-    kernel = spec(f"append_kv_{params.format}", params, *sources, "POOL: pool", "POS: i32", "SEQ: i32", "SLOT: i32", "PAGES: i32", "SCRATCH: i32")
+    abi = ("POOL: pool", "POS: i32", "SEQ: i32", "SLOT: i32", "PAGES: i32", "SCRATCH: i32")
+    kernel = spec(f"append_kv_{params.format}", params, *sources, *abi)
     args: tuple[CallArg, ...] = (
         *(ValueRef(i) for i in node.inputs[1:3]), PoolArg(params.geometry.k_offset(layer, 0)),
         *(InputArg(i) for i in ("positions", "row_seq", "row_slot", "page_table", "scratch_table")))
@@ -324,10 +327,12 @@ def lower_attention(target: CpuTarget, node: Node, op: ops_kv.PagedAttention, gr
     attend = P.Attend(geometry, target.limits, heads, op.scale, op.window, op.softcap)
     combine = P.AttendCombine(geometry, target.limits, heads, 1.0 if op.softcap else op.scale, op.quantise)
     first = Call(
-        spec("attend", attend, "Q: f32", "POOL: pool", "POS: i32", "SLOT: i32", "ANC: u64", "CTX: i32", "PAGES: i32", "SCRATCH: i32", "WORK: i32", "PART: f32"),
+        spec("attend", attend, "Q: f32", "POOL: pool", "POS: i32", "SLOT: i32", "ANC: u64", "CTX: i32", "PAGES: i32", "SCRATCH: i32",
+             "WORK: i32", "PART: f32"),
         geometry.num_kv_heads, "WORK",
         (ValueRef(node.inputs[0]), PoolArg(geometry.k_offset(op.layer, 0)),
-         *(InputArg(i) for i in ("positions", "row_slot", "ancestors", "seq_ctx", "page_table", "scratch_table")), TempRef("work"), TempRef("parts")))
+         *(InputArg(i) for i in ("positions", "row_slot", "ancestors", "seq_ctx", "page_table", "scratch_table")),
+         TempRef("work"), TempRef("parts")))
     rows = attend.rows_padded
     result: tuple[CallArg, ...] = (ValueRef(node.name),)
     temps = {"parts": rows * heads * attend.spans * (dim + 16) * 4}

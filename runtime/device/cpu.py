@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -55,10 +56,8 @@ def big_array(num_bytes: int) -> Array:
     except (OSError, ValueError) as error:
         raise DeviceError(f"cannot allocate {num_bytes} bytes: {error}") from None
     if hasattr(mmap, "MADV_HUGEPAGE"):
-        try:
+        with suppress(OSError):  # a kernel without transparent huge pages: ordinary pages do
             memory.madvise(mmap.MADV_HUGEPAGE)
-        except OSError:
-            pass  # a kernel without transparent huge pages: ordinary pages do
     whole = np.frombuffer(memory, np.uint8)
     start = -whole.ctypes.data % HUGE_PAGE
     return whole[start : start + num_bytes]
