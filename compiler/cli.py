@@ -23,6 +23,7 @@ VERBS = {
     "verify": "check every byte of an artifact",
     "targets": "list what can be compiled for",
     "passes": "list the passes, in order",
+    "export": "write a model's graph as ONNX",
     "models": "list the model families and what each was proven by",
     "opt": "run passes on a graph given as text",
     "view": "show a compile as one HTML page",

@@ -21,6 +21,7 @@ PROOFS: Mapping[str, str] = {
     "logits": "captured and raised graphs give transformers' logits in f32, every one within 1e-4",
     "cache": "chunks through the paged cache give the full pass's logits, and a verified tree those of its paths",
     "text": "the int8 CPU artifact, speculating, continues prompts as transformers does in f32 (greedy, where its choice is clear)",
+    "onnx": "the captured and the raised graph as ONNX files give the same numbers in onnxruntime, within 1e-4",
     "gguf": "a GGUF file of the model, with the gguf package's own tensor names, gives transformers' logits within 1e-4",
     "exact": "every block dequantises as the gguf package does, bit for bit",
     "reads": "opens, reads every tensor exactly, and refuses what is missing, cut short or corrupt",
@@ -64,7 +65,7 @@ _SHORT, _LONG = [1.0 + 0.05 * i for i in range(16)], [1.0 + 0.4 * i for i in ran
 _LONGROPE = _rope("longrope", short_factor=_SHORT, long_factor=_LONG, original_max_position_embeddings=64, factor=4.0)
 _GEMMA: Mapping[str, Any] = {"head_dim": 32, "tie_word_embeddings": True, "hidden_activation": "gelu_pytorch_tanh"}
 _GRAPH = ("logits", "cache")
-_ALL = ("logits", "cache", "text", "gguf")
+_ALL = ("logits", "cache", "text", "gguf", "onnx")
 _FILE = ("logits", "cache", "gguf")
 
 FAMILIES: tuple[Family, ...] = (

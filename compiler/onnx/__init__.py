@@ -1,0 +1,1 @@
+"""Graphs out to ONNX: for Netron, and for any runtime that takes standard operators."""
