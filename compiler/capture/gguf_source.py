@@ -191,6 +191,8 @@ def rope_from(file: GgufFile, metadata: _Metadata) -> dict[str, Any]:
         rope |= {"rope_type": "longrope", "short_factor": factors["short"].tolist(), "long_factor": factors["long"].tolist()}
         if metadata.has("rope.scaling.attn_factor"):
             rope["attention_factor"] = shortest(metadata.get("rope.scaling.attn_factor"))
+    elif kind == "longrope":
+        raise CaptureError(f"{file.where}: '{metadata.architecture}.rope.scaling.type' is 'longrope', but there are no RoPE factors")
     return rope
 
 

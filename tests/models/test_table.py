@@ -1,0 +1,38 @@
+"""The table of families: what `mlsdc models` prints is what docs and tests say."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from mlsdc.compiler.capture.gguf_source import MODEL_TYPES
+from mlsdc.compiler.cli import main
+from mlsdc.compiler.cli_models import markdown
+from mlsdc.compiler.families import FAMILIES, PROOFS, SOURCES
+
+
+def test_the_docs_have_the_table(root: Path) -> None:
+    """`mlsdc models --markdown` prints what stands between the marks."""
+    text = (root / "docs" / "models.md").read_text(encoding="utf-8")
+    _, _, rest = text.partition("<!-- mlsdc models --markdown -->\n")
+    assert rest.partition("\n<!-- end -->")[0] == markdown()
+
+
+def test_every_proof_is_explained_and_claimed_by_someone() -> None:
+    claimed = {proof for family in FAMILIES for proof in family.proofs} | {source.proof for source in SOURCES}
+    assert claimed == set(PROOFS)
+
+
+def test_names_are_unique() -> None:
+    assert len({family.name for family in FAMILIES}) == len(FAMILIES)
+
+
+def test_every_gguf_architecture_is_proven_and_no_other_is_claimed() -> None:
+    proven = {family.gguf: family.model_type for family in FAMILIES if "gguf" in family.proofs}
+    assert proven == MODEL_TYPES
+    assert all(bool(family.gguf) == ("gguf" in family.proofs) for family in FAMILIES)
+
+
+def test_the_verb_prints_every_row(capsys: object) -> None:
+    assert main(["models"]) == 0
+    printed = capsys.readouterr().out  # type: ignore[attr-defined]
+    assert all(family.name in printed and family.traits in printed for family in FAMILIES)
