@@ -77,9 +77,11 @@ class Sampler:
             buffers.seen_counts[seq, :count] = self._counts[:count]
             self.record.view(np.int32)[NUM_SEEN] = count
         buffers.sampling[seq] = self.record
-        buffers.bias_ids[seq, : len(self.bias_ids)] = self.bias_ids
-        buffers.bias[seq, : len(self.bias)] = self.bias
-        buffers.ban_ids[seq, : len(self.ban_ids)] = self.ban_ids
+        if len(self.bias):
+            buffers.bias_ids[seq, : len(self.bias)] = self.bias_ids
+            buffers.bias[seq, : len(self.bias)] = self.bias
+        if self.params.min_tokens:
+            buffers.ban_ids[seq, : len(self.ban_ids)] = self.ban_ids
 
     def _count(self, tokens: Sequence[int]) -> None:
         """Count the tokens that came since the last time: those of the output; the prompt's are only listed."""
@@ -112,7 +114,7 @@ def write_sampling(buffers: StepBuffers, items: Sequence[StepItem]) -> bool:
 def _given(request: Request, item: StepItem) -> list[int]:
     """Per row that wants logits, whose log probability it reports."""
     own = NO_LOGPROBS if request.params.logprobs is None else OF_CHOICE
-    if item.outs == 1 + len(item.tree):
+    if item.tree or not request.wants_prompt_logprobs:
         return [own] * item.outs
     first = request.num_computed + 1
     given = request.tokens[first : first + item.outs]
