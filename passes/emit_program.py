@@ -21,14 +21,14 @@ def emit_program(graph: Graph, target: Target, name: str, level: str) -> tuple[P
     """Launches, arena and taps of a graph on a target, and the kernels they need. Raises CompileError for nodes without a kernel."""
     selected = select_kernels(graph, target)
     placement = plan_buffers(graph, selected)
-    choices = {value for result, value in graph.outputs if result == "choices"}
+    choices = {placement.roots.get(value, value) for result, value in graph.outputs if result == "choices"}
 
     def resolve(node: str, arg: CallArg) -> Arg:
         if isinstance(arg, TempRef):
             return ArenaArg(placement.temps[(node, arg.temp) if (node, arg.temp) in placement.temps else ("", arg.temp)])
         if not isinstance(arg, ValueRef):
             return arg
-        made = graph[arg.value]
+        made = graph[placement.roots.get(arg.value, arg.value)]
         if isinstance(made.op, Weight):
             return WeightArg(made.name)
         if isinstance(made.op, Input):

@@ -13,11 +13,12 @@ ALIGNMENT = 64
 @dataclass(frozen=True)
 class Placement:
     """Arena offsets. `values` has every value with storage of its own or of the value it aliases; `temps` is keyed by (node, temp), node ""
-    for the prologue's, which live as long as the program."""
+    for the prologue's, which live as long as the program. `roots` says of a view whose storage it shows, an input's or a weight's too."""
 
     values: dict[str, int]
     temps: dict[tuple[str, str], int]
     arena_bytes: int
+    roots: dict[str, str]
 
 
 @dataclass
@@ -47,7 +48,7 @@ def plan_buffers(graph: Graph, selected: Selected) -> Placement:
     temps: dict[tuple[str, str], Interval] = {}
     for lowering in selected.prologue:
         temps |= {("", name): Interval(size, 0, last) for name, size in lowering.temps.items()}
-    direct = {value for result, value in graph.outputs if result == "choices"}
+    direct = {root.get(value, value) for result, value in graph.outputs if result == "choices"}
     for node, lowering in selected.nodes:
         now = step[node.name]
         temps |= {(node.name, name): Interval(size, now, now) for name, size in lowering.temps.items()}
@@ -65,7 +66,7 @@ def plan_buffers(graph: Graph, selected: Selected) -> Placement:
     arena = first_fit(unique)
     values = {name: interval.offset for name, interval in buffers.items()}
     values |= {name: values[of] for name, of in root.items() if of in values}
-    return Placement(values, {key: interval.offset for key, interval in temps.items()}, arena)
+    return Placement(values, {key: interval.offset for key, interval in temps.items()}, arena, root)
 
 
 def first_fit(intervals: list[Interval]) -> int:
