@@ -2,8 +2,9 @@
 
     python -m mlsdc.runtime.bench.load build/smollm2.mlsdc --requests 2000
 
-Prompts share beginnings, lengths are mixed, every request asks for its own number of tokens, speculation is on. What a request brought,
-aborted or not, must be the beginning of what its prompt brings alone without speculation; at the end every page must be free or cached.
+Prompts share beginnings, lengths are mixed, every request asks for its own number of tokens, every other prompt is sampled with a seed of
+its own, speculation is on. What a request brought, aborted or not, must be the beginning of what its prompt brings alone without
+speculation; at the end every page must be free or cached.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ QUEUED = 24  # requests submitted and not finished, at most
 
 @dataclass(frozen=True)
 class LoadReport:
-    """`owned` are pages that sequences hold, as a share of the pool, over steps with a request waiting. `rss` in MiB."""
+    """`owned` are pages that sequences hold in a step, as a share of the pool, while a request waits for room. `rss` in MiB."""
 
     requests: int
     aborted: int
@@ -61,13 +62,20 @@ def prompts(engine: Engine) -> list[list[int]]:
     return [engine.tokenizer.chat(chat) for chat in chats]
 
 
-def solo_runs(engine: Engine, prompts: Sequence[list[int]], max_tokens: int) -> list[list[int]]:
+def params_of(i: int, max_tokens: int, temperature: float, speculation: Speculation | None = None) -> SamplingParams:
+    """Every other prompt is sampled, if `temperature` is not 0."""
+    return SamplingParams(
+        max_tokens=max_tokens, temperature=temperature if i % 2 else 0.0, seed=i, ignore_eos=True, speculation=speculation)
+
+
+def solo_runs(engine: Engine, prompts: Sequence[list[int]], max_tokens: int, temperature: float) -> list[list[int]]:
     """What each prompt brings alone, without speculation."""
-    params = SamplingParams(max_tokens=max_tokens, speculation=Speculation(enabled=False), ignore_eos=True)
-    return [engine.generate([prompt], params)[0].token_ids for prompt in prompts]
+    off = Speculation(enabled=False)
+    return [engine.generate([prompt], params_of(i, max_tokens, temperature, off))[0].token_ids for i, prompt in enumerate(prompts)]
 
 
-def run_load(engine: Engine, prompts: Sequence[list[int]], solo: Sequence[list[int]], num_requests: int, *, seed: int = 0) -> LoadReport:
+def run_load(engine: Engine, prompts: Sequence[list[int]], solo: Sequence[list[int]], num_requests: int, *, temperature: float = 0.0,
+             seed: int = 0) -> LoadReport:
     """Serve `num_requests` of the prompts on an idle engine; `solo` are their texts alone. Raises CapacityError if a page is lost."""
     rng = random.Random(seed)
     listener: deque[Request] = deque()
@@ -78,11 +86,19 @@ def run_load(engine: Engine, prompts: Sequence[list[int]], solo: Sequence[list[i
     owned: list[float] = []
     rss_quarter = 0.0
     pool = engine.pool
+    forward = engine._forward.run
+
+    def watched() -> None:
+        if engine.scheduler.waiting:
+            owned.append(1 - pool.num_available / pool.num_pages)
+        forward()
+
+    engine._forward.run = watched  # type: ignore[method-assign]
     start = time.perf_counter()
     while submitted < num_requests or live:
         while submitted < num_requests and len(live) < QUEUED:
             i = rng.randrange(len(prompts))
-            params = SamplingParams(max_tokens=rng.randint(1, len(solo[i])), ignore_eos=True)
+            params = params_of(i, rng.randint(1, len(solo[i])), temperature)
             live[engine.submit(prompts[i], params, priority=rng.randint(0, 1), listener=listener)] = i
             submitted += 1
         if aborted < 0.3 * submitted and live and rng.random() < 0.5:  # at any moment of a request's life
@@ -90,8 +106,6 @@ def run_load(engine: Engine, prompts: Sequence[list[int]], solo: Sequence[list[i
             aborted += 1
         engine.step()
         steps += 1
-        if engine.scheduler.waiting:
-            owned.append(1 - pool.num_available / pool.num_pages)
         if steps % 20 == 0:
             engine.check_integrity()
         while listener:
@@ -107,6 +121,7 @@ def run_load(engine: Engine, prompts: Sequence[list[int]], solo: Sequence[list[i
             rss_quarter = _rss_mib()
     while engine.step():
         pass
+    engine._forward.run = forward  # type: ignore[method-assign]
     engine.check_integrity()
     tenth = max(1, len(done) // 10)
     return LoadReport(
@@ -143,12 +158,14 @@ def main() -> int:
     parser.add_argument("--requests", type=int, default=2000)
     parser.add_argument("--pages", type=int, default=20, help="of the pool; small, so that it is full and requests are preempted")
     parser.add_argument("--max-tokens", type=int, default=24)
+    parser.add_argument("--temperature", type=float, default=0.8, help="of every other prompt")
     parser.add_argument("--threads", type=int)
     args = parser.parse_args()
     try:
         with Engine.load(args.artifact, threads=args.threads, num_pages=args.pages) as engine:
             asked = prompts(engine)
-            report = run_load(engine, asked, solo_runs(engine, asked, args.max_tokens), args.requests)
+            solo = solo_runs(engine, asked, args.max_tokens, args.temperature)
+            report = run_load(engine, asked, solo, args.requests, temperature=args.temperature)
     except MlsdcError as error:
         print(f"{type(error).__name__}: {error}")
         return 1

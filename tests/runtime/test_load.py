@@ -32,8 +32,9 @@ def test_two_thousand_requests_on_the_fake_device(level: str) -> None:
 def test_three_hundred_requests_on_smollm2(smollm2: Path) -> None:
     with Engine.load(smollm2, threads=1, num_pages=20) as engine:
         asked = prompts(engine)[::4]
-        report = run_load(engine, asked, solo_runs(engine, asked, 10), 300)
+        report = run_load(engine, asked, solo_runs(engine, asked, 10, 0.8), 300, temperature=0.8)
     assert (report.requests, report.wrong, report.leaked_pages) == (300, 0, 0)
     assert report.preemptions > 0
     assert report.accepted > 0
+    assert report.owned_max > 0.9
     assert report.rss_end < report.rss_quarter + 16
