@@ -79,9 +79,9 @@ def compare_nodes(graph: Graph, inputs: Mapping[str, Any], weights: Callable[[No
 def allowed(node: Node, wanted: Value) -> float:
     if isinstance(wanted, KvState):
         return BF16
-    if isinstance(wanted, A8):
-        top = float(np.abs(wanted.dequantise()).max(initial=1e-30))
-        return A8_CODES * float(wanted.scales.max(initial=0)) / top
+    if isinstance(wanted, A8 | A16):
+        scales = wanted.scales if isinstance(wanted, A8) else wanted.high.scales
+        return A8_CODES * float(scales.max(initial=0)) / float(np.abs(wanted.dequantise()).max(initial=1e-30))
     if isinstance(node.type, TensorType) and node.type.dtype is DType.I32:
         return 0.0
     return 1e-3 if isinstance(node.op, PagedAttention) else FLOAT

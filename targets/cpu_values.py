@@ -8,23 +8,24 @@ import numpy as np
 
 from mlsdc.compiler.graph import Graph
 from mlsdc.compiler.interpret_state import KvState
-from mlsdc.compiler.quantise import A8
-from mlsdc.compiler.types import DType, KvType, TensorType
+from mlsdc.compiler.quantise import A8, A16
+from mlsdc.compiler.types import GROUP, DType, KvType, TensorType
 from mlsdc.runtime.device.cpu import ERROR, CpuLevel, CpuProgram
 from mlsdc.runtime.errors import DeviceError
 from mlsdc.runtime.program import ArenaArg, InputArg, Launch
 from mlsdc.runtime.step import Array, Header
+from mlsdc.targets.cpu import fine_of
 from mlsdc.targets.cpu_layout import padded, unpack_a8
 
-NativeValue = Array | A8 | KvState
-RESULT = {DType.F32: "Y", DType.I32: "Y", DType.A8: "YQ"}  # names in kernel ABIs of what a launch writes
+NativeValue = Array | A8 | A16 | KvState
+RESULT = {DType.F32: "Y", DType.I32: "Y", DType.A8: "YQ", DType.A16: "YQ"}  # names in kernel ABIs of what a launch writes
 COUNTS = {"rows": Header.ROWS, "out": Header.OUT}
 
 
 def run_launches(program: CpuProgram, graph: Graph) -> Iterator[tuple[str, str, NativeValue | None]]:
     """Run the program for what the step buffers say; after the last launch of each node yields (node, kernel, a copy of its value).
 
-    None where this knows no layout (a16). Raises DeviceError for a kernel that refuses its arguments.
+    None where this knows no layout. Raises DeviceError for a kernel that refuses its arguments.
     """
     level, launches = program.level, program.spec.launches
     device, header = level.device, level.buffers.header
@@ -38,7 +39,7 @@ def run_launches(program: CpuProgram, graph: Graph) -> Iterator[tuple[str, str, 
 
 
 def read_value(level: CpuLevel, graph: Graph, launch: Launch) -> NativeValue | None:
-    """A copy of what the launch wrote, in the value's logical shape: f32 or i32, a8, or the pages of the cache."""
+    """A copy of what the launch wrote, in the value's logical shape: f32 or i32, a8 or a16, or the pages of the cache."""
     type_ = graph[launch.node].type
     if isinstance(type_, KvType):
         return KvState(level.geometry, level.pool.reshape(level.num_pages, -1).copy())
@@ -47,12 +48,11 @@ def read_value(level: CpuLevel, graph: Graph, launch: Launch) -> NativeValue | N
     abi = [name.split(":")[0] for name in level.device.target.kernels[launch.kernel].abi]
     names = dict(zip(abi, launch.args, strict=True))
     shape = tuple(size if isinstance(size, int) else int(level.buffers.header[COUNTS[size.name]]) for size in type_.shape)
-    if type_.dtype is DType.A8:  # kernels that only quantise call their result as others call their input
+    if type_.dtype in (DType.A8, DType.A16):  # kernels that only quantise call their result as others call their input
         codes, scales = (names.get(f"Y{name}", names.get(old)) for name, old in (("Q", "XQ"), ("S", "SX")))
         if not isinstance(codes, ArenaArg) or not isinstance(scales, ArenaArg):
             return None
-        rows_padded = (scales.arena - codes.arena) // padded(shape[1], 64)
-        return unpack_a8(level.arena[codes.arena :], shape[0], rows_padded, shape[1]) if rows_padded else None
+        return read_quantised(level.arena[codes.arena :], scales.arena - codes.arena, shape[0], shape[1], fine_of(graph, launch.node))
     result = names.get("Y")
     if isinstance(result, InputArg):
         return np.array(getattr(level.buffers, result.input)[: shape[0]])
@@ -61,3 +61,15 @@ def read_value(level: CpuLevel, graph: Graph, launch: Launch) -> NativeValue | N
     size = int(np.prod(shape)) * 4
     dtype = np.float32 if type_.dtype is DType.F32 else np.int32
     return level.arena[result.arena : result.arena + size].view(dtype).reshape(shape).copy()
+
+
+def read_quantised(data: Array, codes_bytes: int, rows: int, k: int, fine: tuple[int, ...]) -> A8 | A16:
+    """An a8 value, or an a16 one, whose second planes are more columns behind k's padding. `codes_bytes`: where the scales begin."""
+    first = padded(k, 64)
+    columns = first + padded(len(fine) * GROUP, 64)
+    both = unpack_a8(data, rows, codes_bytes // columns, columns)
+
+    def plane(start: int, count: int) -> A8:
+        return A8(both.codes[:, start : start + count], both.scales[:, start // GROUP : (start + count) // GROUP])
+
+    return A16(plane(0, k), plane(first, len(fine) * GROUP), fine) if fine else plane(0, k)

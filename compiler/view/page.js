@@ -296,10 +296,12 @@ function passDetails() {
   if (!p) return "";
   const list = (kind, names) => names.length ? `<h3>${kind} ${names.length}</h3>` + names.slice(0, 40).map(v => model.nodes.has(v) ? link(v, model.nodes.get(v).op) : `<div class="row"><code>&lrm;${esc(v)}</code></div>`).join("") + (names.length > 40 ? `<div class="dim">and ${names.length - 40} more</div>` : "") : "";
   const fused = [...model.heirs.keys()], only = kind => (p[kind] ?? []).map(i => S[i]).filter(v => model.status.get(v) === kind);
+  const m = DATA.model, facts = m && state.pass === DATA.stages.length - 1 ? section("The model", `<dl>${[["model", m.name], ["architecture", m.architecture], ["layers", m.num_layers], ["hidden", m.hidden_size], ["vocabulary", m.vocab_size.toLocaleString("en")], ["weights", `${m.weights_dtype}, ${bytes(DATA.levels[DATA.levels.length - 1].weight_bytes ?? 0)}`], ["target", DATA.target.name], ["kernels", Object.keys(DATA.kernels).length], ["launches", DATA.launches[state.program]?.length ?? "–"], ["source", m.source], ["sha256", DATA.sha256.slice(0, 16)]].map(([k, v]) => `<dt>${k}</dt><dd>${esc(v)}</dd>`).join("")}</dl>`) + section("Limits", `<dl>${Object.entries(DATA.limits).map(([k, v]) => `<dt>${esc(k)}</dt><dd>${v}</dd>`).join("")}</dl>`) : "";
+  const outputs = section("Outputs", [...model.outputs].map(([v, r]) => link(v, r)).join("")), hint = '<p class="dim" style="margin-top:22px">Click a node for its type, origin and kernels; <kbd>?</kbd> lists the keys.</p>';
   return `<h2>${esc(stage.title)}</h2><div class="dim">${p.nodes.length} nodes${stage.options ? ` · <code>${esc(stage.options)}</code>` : ""}</div>`
     + section("Rules that fired", stage.rules.map(r => { const [, n, e] = /^(\d+) x (.*)$/.exec(r) ?? [0, "", r]; return `<div class="row"><span>${n} ×</span><code style="direction:ltr;white-space:normal">${esc(e)}</code></div>`; }).join(""))
     + (Object.keys(p.renamed).length ? `<p class="dim">${Object.keys(p.renamed).length} nodes got another name.</p>` : "") + list("Fused", fused) + list("Added", only("added")) + list("Changed", only("changed")) + list("Removed", p.removed.map(i => S[i]))
-    + (state.pass && !p.added.length && !p.changed.length && !p.removed.length && !Object.keys(p.renamed).length ? '<p class="dim">This pass changed nothing here.</p>' : "");
+    + (state.pass && !p.added.length && !p.changed.length && !p.removed.length && !Object.keys(p.renamed).length ? '<p class="dim">This pass changed nothing here.</p>' : "") + outputs + facts + hint;
 }
 
 // --- passes ---
