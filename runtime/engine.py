@@ -152,6 +152,8 @@ class Engine:
             self.pool.seal(request.table, request.tokens, request.num_computed)
             if request.finished:
                 self._end(request)
+            elif item.budget:
+                self.pool.trim(request.table, len(request.tokens))
 
     def _logprobs(self, out: int, count: int) -> TokenLogprobs:
         """What the row of entry `out` reports: its token and the `count` most probable ones."""

@@ -146,6 +146,11 @@ class KvPool:
         while len(table.pages) < self.pages_for(room):
             table.pages.append(self._take())
 
+    def trim(self, table: PageTable, room: int) -> None:
+        """Give back the pages beyond `room` positions: those a draft was given and did not need."""
+        while len(table.pages) > self.pages_for(room):
+            self._release(table.pages.pop())
+
     def _shared(self, table: PageTable, written: int) -> list[int]:
         """Places in the table, from position `written` on, of pages that others own or the chains know."""
         pages = table.pages

@@ -144,6 +144,9 @@ def test_random_submits_forks_drafts_aborts_and_preemptions_keep_every_page_acco
         for _ in range(rng.randint(0, 6)):
             engine.step()
             engine.check_integrity()
+            for running in engine.scheduler.running:
+                if running.decoding:  # room for the token that comes next, and the rest of its page
+                    assert len(running.table.pages) <= -(-(len(running.tokens) + 1) // page_size)
         if rng.random() < 0.3:
             request, _ = rng.choice(requests)
             engine.abort(rng.choice(request.choices))

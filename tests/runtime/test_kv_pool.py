@@ -63,6 +63,8 @@ class Level:
             start = len(tokens)
             tokens += [rng.randrange(2) for _ in range(rng.randint(1, drafted))]
             self.memory.write(table, tokens, start, len(tokens))
+            if rng.random() < 0.5:
+                pool.trim(table, len(tokens))
         elif roll < 0.65:
             pool.seal(table, tokens, rng.randint(0, len(tokens)))
         elif roll < 0.75:
