@@ -23,7 +23,7 @@ from mlsdc.runtime.kv_pool import KvPool
 from mlsdc.runtime.levels.base import Level
 from mlsdc.runtime.manifest import Manifest
 from mlsdc.runtime.request import Delta, Request, Result, StepItem, TokenLogprobs
-from mlsdc.runtime.sampling.record import write_sampling
+from mlsdc.runtime.sampling.record import RecordWriter
 from mlsdc.runtime.sampling_params import SamplingParams
 from mlsdc.runtime.scheduler import Scheduler
 from mlsdc.runtime.statistics import Statistics
@@ -56,6 +56,7 @@ class Engine:
         self._forward = memory.programs["forward"]
         self._commit = memory.programs["commit"]
         self._sample = memory.programs["sample"]
+        self._records = RecordWriter(memory.buffers)
         self._inbox: deque[Request] = deque()
         self._aborts: deque[Request] = deque()
         self._news = threading.Condition()
@@ -98,7 +99,7 @@ class Engine:
         self._draft(items)
         write_rows(self._memory.buffers, items)
         self._forward.run()
-        if write_sampling(self._memory.buffers, items):
+        if self._records.write(items):
             self._sample.run()
         self._commit_items(items)
         with self._news:

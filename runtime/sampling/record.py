@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from mlsdc.runtime.sampling_params import SamplingParams
-from mlsdc.runtime.step import SAMPLING_WORDS, StepBuffers
+from mlsdc.runtime.step import SAMPLING_WORDS, Header, StepBuffers
 
 if TYPE_CHECKING:
     from mlsdc.runtime.request import Request, StepItem
@@ -41,11 +41,13 @@ class Sampler:
         self.ban_ids = np.array(sorted(stop_ids), np.int32)
         self.min_until = num_prompt + params.min_tokens
         self.record = np.zeros(SAMPLING_WORDS)
+        self._words = self.record.view(np.int32)
         self._fill()
         self._place: dict[int, int] = {}  # token -> where it is in the two arrays
         self._seen = np.zeros(256, np.int32)
         self._counts = np.zeros(256, np.int32)
         self._num_counted = 0
+        self.seq = -1  # where it was last written
 
     def _fill(self) -> None:
         p, record = self.params, self.record
@@ -53,7 +55,7 @@ class Sampler:
         record[TOP_P:SEED] = (p.top_p, -math.inf if p.min_p == 0 else math.log(p.min_p), p.repetition_penalty, p.frequency_penalty,
                               p.presence_penalty)
         record.view(np.uint64)[SEED] = self.seed
-        words = record.view(np.int32)
+        words = self._words
         cut = p.top_k > 0 or p.top_p < 1
         words[TOP_K] = max(p.top_k, 0)
         edits = self.penalises or len(self.bias_ids) > 0 or (p.min_tokens > 0 and len(self.ban_ids) > 0)
@@ -75,7 +77,7 @@ class Sampler:
             count = len(self._place)
             buffers.seen_ids[seq, :count] = self._seen[:count]
             buffers.seen_counts[seq, :count] = self._counts[:count]
-            self.record.view(np.int32)[NUM_SEEN] = count
+            self._words[NUM_SEEN] = count
         buffers.sampling[seq] = self.record
         if len(self.bias):
             buffers.bias_ids[seq, : len(self.bias)] = self.bias_ids
@@ -83,32 +85,59 @@ class Sampler:
         if self.params.min_tokens:
             buffers.ban_ids[seq, : len(self.ban_ids)] = self.ban_ids
 
-    def _count(self, tokens: Sequence[int]) -> None:
-        """Count the tokens that came since the last time: those of the output; the prompt's are only listed."""
+    def update(self, buffers: StepBuffers, seq: int, tokens: Sequence[int]) -> None:
+        """What `write` does, where the buffers hold what it or this wrote for fewer of the tokens."""
+        if not self.penalises:
+            return
+        for at in self._count(tokens):
+            buffers.seen_ids[seq, at] = self._seen[at]
+            buffers.seen_counts[seq, at] = self._counts[at]
+        self._words[NUM_SEEN] = len(self._place)
+        buffers.sampling[seq] = self.record
+
+    def _count(self, tokens: Sequence[int]) -> list[int]:
+        """Count the tokens that came since the last time, those of the output; the prompt's are only listed. Returns their places."""
+        changed = []
         for i in range(self._num_counted, len(tokens)):
             at = self._place.setdefault(tokens[i], len(self._place))
             if at == len(self._seen):
                 self._seen, self._counts = (np.concatenate([x, np.zeros_like(x)]) for x in (self._seen, self._counts))
             self._seen[at] = tokens[i]
             self._counts[at] += i >= self.num_prompt
+            changed.append(at)
         self._num_counted = len(tokens)
+        return changed
 
 
-def write_sampling(buffers: StepBuffers, items: Sequence[StepItem]) -> bool:
-    """Write the records of a step whose rows are in the buffers; False if every row is plain greedy and `sample` need not run."""
-    if not any(item.out >= 0 and item.request.sampler.active(len(item.request.tokens)) for item in items):
-        return False
-    for seq, item in enumerate(items):
-        request = item.request
-        sampler = request.sampler
-        if item.out < 0 or not sampler.active(len(request.tokens)):
-            buffers.sampling[seq] = 0
-            if item.out >= 0:
-                buffers.given[item.out : item.out + item.outs] = NO_LOGPROBS
-            continue
-        sampler.write(buffers, seq, request.tokens)
-        buffers.given[item.out : item.out + item.outs] = _given(request, item)
-    return True
+class RecordWriter:
+    """Keeps the step buffers' records up to date; a sequence that stays where it was costs next to nothing."""
+
+    def __init__(self, buffers: StepBuffers) -> None:
+        self.buffers = buffers
+        self._owners: list[Sampler | None] = [None] * len(buffers.sampling)
+
+    def write(self, items: Sequence[StepItem]) -> bool:
+        """Write the records of a step whose rows are in the buffers; False if every row is plain greedy and `sample` need not run."""
+        active = [item.out >= 0 and item.request.sampler.active(len(item.request.tokens)) for item in items]
+        if not any(active):
+            return False
+        buffers, owners = self.buffers, self._owners
+        buffers.given[: buffers.header[Header.OUT]] = NO_LOGPROBS
+        for seq, item in enumerate(items):
+            request = item.request
+            sampler = request.sampler
+            if not active[seq]:
+                buffers.sampling[seq] = 0
+                owners[seq] = None
+                continue
+            if owners[seq] is sampler and sampler.seq == seq:
+                sampler.update(buffers, seq, request.tokens)
+            else:
+                sampler.write(buffers, seq, request.tokens)
+                owners[seq], sampler.seq = sampler, seq
+            if request.params.logprobs is not None or request.wants_prompt_logprobs:
+                buffers.given[item.out : item.out + item.outs] = _given(request, item)
+        return True
 
 
 def _given(request: Request, item: StepItem) -> list[int]:
