@@ -107,7 +107,8 @@ class Request:
         self.stop_ids = stop_ids
         self.sampler = Sampler(params, choice_seed(self.seed, self.choice), self.num_prompt, stop_ids)
         self.logprobs: list[TokenLogprobs] | None = None if params.logprobs is None else []
-        self.prompt_logprobs: list[TokenLogprobs] | None = None if params.prompt_logprobs is None else parent.prompt_logprobs if parent else []
+        reported = parent.prompt_logprobs if parent else []  # a prompt has one list, whatever `n` is
+        self.prompt_logprobs: list[TokenLogprobs] | None = None if params.prompt_logprobs is None else reported
         self.budget = budget  # most nodes a step may draft for it; 0: no speculation, no scratch slab
         self.detokenizer = detokenizer
         self.table = PageTable()
