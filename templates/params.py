@@ -271,8 +271,13 @@ class Paged(TirParams):
 
     @property
     def max_items(self) -> int:
-        """Attention work items of the largest step: every row tile over every span."""
-        return (self.rows_padded // 8 + self.seqs) * self.spans
+        """Attention work items of the largest step: every few rows over every span."""
+        return (self.rows_padded // self.item_rows + self.seqs) * self.spans
+
+    @property
+    def item_rows(self) -> int:
+        """Rows of a work item: few, so that a tree of eight rows and three kv heads still cuts evenly into threads."""
+        return 2
 
     @property
     def key(self) -> str:
@@ -286,7 +291,7 @@ class AttendPlan(Paged):
 
 @dataclass(frozen=True)
 class Attend(Paged):
-    """Attention of up to 8 rows of a sequence over one span, per kv head; `scale2` is what a score becomes log2 of a probability by."""
+    """Attention of a few rows of a sequence over one span, per kv head; `scale2` is what a score becomes log2 of a probability by."""
 
     stem = "attend"
     heads: int = named("q", default=0)  # type: ignore[assignment]
