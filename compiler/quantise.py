@@ -71,7 +71,7 @@ class A8:
 
 @dataclass(frozen=True, eq=False)
 class A16:
-    """Two a8 planes that add up: 15 bits of x in the groups of `fine`. `low` has only those, in that order: codes i8[rows, 32 * len(fine)]."""
+    """Two a8 planes that add up: 15 bits of x in the groups of `fine`. `low` has only those, in order: codes i8[rows, 32 * len(fine)]."""
 
     high: A8
     low: A8

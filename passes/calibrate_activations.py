@@ -27,7 +27,8 @@ class CalibrateActivations(GraphPass):
         %attn_norm.seen = calibrated(%attn_norm, fine=(0, 7, 9, 15))    %q = linear(%attn_norm.seen, %w.q)
 
     A norm scales a few channels up by far (SmolLM2: 2 of 18 groups of 32 columns make 50-85 % of the squared rounding error of int8), so
-    a second int8 plane for those groups removes most of the error for a ninth of the dots. The groups are those with the largest mean of max|x|^2.
+    a second int8 plane for those groups removes most of the error for a ninth of the dots. The groups are those with the largest mean of
+    max|x|^2.
 
     Declines: no calibration given; rows of fewer than 4 * `groups` groups; values that are not a norm's output.
     """

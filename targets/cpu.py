@@ -285,7 +285,8 @@ def lower_gated(target: CpuTarget, node: Node, op: ops_quant.GatedQuantise, grap
     params = P.GatedQ8(index, rows, n2 // 2, k, op.act, target.isa.dot, len(fine))
     kernel = spec("gated_q8", params, "W: q8", *A8_IN, *A8_OUT, "H: i32", *fine_abi(fine))
     args: tuple[CallArg, ...] = (
-        ValueRef(node.inputs[1]), *a8_args(node.inputs[0], rows, k, len(fine)), *a8_args(node.name, rows, n2 // 2), HEADER, *fine_args(fine))
+        ValueRef(node.inputs[1]), *a8_args(node.inputs[0], rows, k, len(fine)), *a8_args(node.name, rows, n2 // 2), HEADER,
+        *fine_args(fine))
     return Lowering((Call(kernel, n2 // 64, None, args),), storage(node.type))
 
 
