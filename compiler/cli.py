@@ -19,6 +19,7 @@ from mlsdc.runtime.errors import MlsdcError
 VERBS = {
     "compile": "compile a model.yaml into one artifact",
     "run": "answer a prompt with an artifact",
+    "bench": "measure an artifact on this machine",
     "inspect": "show what is in an artifact",
     "verify": "check every byte of an artifact",
     "targets": "list what can be compiled for",

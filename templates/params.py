@@ -6,6 +6,7 @@ import dataclasses
 from dataclasses import dataclass
 from math import e, gcd, log2
 
+from mlsdc.runtime.bench import STREAM_BLOCK
 from mlsdc.runtime.kv_format import KvGeometry
 from mlsdc.runtime.step import Header, Limits
 
@@ -178,6 +179,14 @@ class GatherRows(TirParams):
     rows_padded: int = named("m")  # type: ignore[assignment]
     out_padded: int = named("o")  # type: ignore[assignment]
     k: int = 0
+
+
+@dataclass(frozen=True)
+class StreamRead(TirParams):
+    """Every byte of a buffer, in blocks of `block` bytes."""
+
+    stem = "stream_read"
+    block: int = named("", default=STREAM_BLOCK)  # type: ignore[assignment]
 
 
 @dataclass(frozen=True)

@@ -71,6 +71,7 @@ class CpuDevice(Device):
         if not 1 <= count <= MAX_THREADS:
             raise DeviceError(f"threads: {count}, expected 1..{MAX_THREADS}")
         self.name = target.name
+        self.threads = count
         self.artifact = artifact
         self.target = target
         libraries = {kernel.file for kernel in target.kernels.values()}

@@ -1,0 +1,40 @@
+"""What a step has to read from memory, counted from its launch list: packed weights, and the pages of its sequence."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from mlsdc.runtime.kv_format import KvGeometry
+from mlsdc.runtime.program import InputArg, PoolArg, ProgramSpec, WeightArg
+
+WRITERS = ("append_kv", "commit")  # kernels that are given the pool to write to
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Bytes of one step."""
+
+    weights: int
+    pages: int
+
+    @property
+    def total(self) -> int:
+        return self.weights + self.pages
+
+
+def traffic(program: ProgramSpec, sizes: Mapping[str, int], vocab_size: int, geometry: KvGeometry, *, rows: int, positions: int) -> Traffic:
+    """Of a step of `rows` rows of one sequence that attends to `positions` positions. `sizes` are the packed bytes of the weights.
+
+    A launch reads each of its weights whole, once, but of a table that is looked up by token it reads `rows` rows. Attention reads a
+    layer's keys and values of every position once (its rows share them in cache). Activations stay in cache and are not counted.
+    """
+    weights = 0
+    layers = set()
+    for launch in program.launches:
+        read = sum(sizes[name] for name in {arg.weight for arg in launch.args if isinstance(arg, WeightArg)})
+        by_token = any(isinstance(arg, InputArg) and arg.input == "tokens" for arg in launch.args)
+        weights += read * min(rows, vocab_size) // vocab_size if by_token else read
+        if not launch.kernel.startswith(WRITERS):
+            layers |= {arg.pool for arg in launch.args if isinstance(arg, PoolArg)}
+    return Traffic(weights, round(len(layers) * positions * geometry.bytes_per_token / geometry.num_layers))
