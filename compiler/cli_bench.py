@@ -49,7 +49,7 @@ def main(args: argparse.Namespace) -> int:
     for name in ("rounds", "tokens"):
         if getattr(args, name) < (2 if name == "tokens" else 1):
             raise MlsdcError(f"--{name}: {getattr(args, name)} is too few")
-    threads = args.threads or len(os.sched_getaffinity(0))
+    threads = len(os.sched_getaffinity(0)) if args.threads is None else args.threads
     peer = LlamaBench.parse(args.peer, args.peer_model, threads) if args.peer else None
     if peer is not None and args.what not in ("decode", "prefill"):
         raise MlsdcError(f"--peer: `mlsdc bench {args.what}` has nothing to compare with it")
