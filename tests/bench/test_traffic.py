@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from mlsdc.runtime.bench.traffic import traffic
 from mlsdc.runtime.kv_format import KvGeometry
-from mlsdc.runtime.program import Arg, ArenaArg, InputArg, Launch, PoolArg, ProgramSpec, WeightArg
+from mlsdc.runtime.program import ArenaArg, Arg, InputArg, Launch, PoolArg, ProgramSpec, WeightArg
 
 GEOMETRY = KvGeometry("bf16", 16, 2, 3, 64)
 TOKEN_BYTES = 2 * 3 * 64 * 2 * 2  # layers, heads, dim, keys and values, bf16

@@ -43,8 +43,8 @@ def test_a_decode_step_reads_the_weight_file_and_its_positions(tiny: Path) -> No
     with Rig(tiny, threads=1) as rig:
         step = rig.traffic(1, 33)
         sizes = rig.weight_bytes
-        looked_up = {"w.embed": sizes["w.embed"] // artifact.manifest.model.vocab_size}  # tied: read whole by the head, one row by the lookup
-        assert step.weights == sum(sizes.values()) + looked_up["w.embed"]
+        # the tied table is read whole by the head, and a row of it by each lookup
+        assert step.weights == sum(sizes.values()) + sizes["w.embed"] // artifact.manifest.model.vocab_size
         assert step.pages == 33 * rig.geometry.bytes_per_token
         assert rig.traffic(8, 33).weights == sum(sizes.values()) + sizes["w.embed"] * 8 // artifact.manifest.model.vocab_size
 
