@@ -25,7 +25,7 @@ def write_model(folder: Path) -> Path:
 
     torch.manual_seed(0)
     config = transformers.LlamaConfig(
-        vocab_size=2048, hidden_size=128, intermediate_size=256, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+        vocab_size=4096, hidden_size=128, intermediate_size=256, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
         max_position_embeddings=256, tie_word_embeddings=True, bos_token_id=None, eos_token_id=0)
     transformers.LlamaForCausalLM(config).save_pretrained(folder / "tiny")
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
