@@ -84,10 +84,10 @@ FAMILIES: tuple[Family, ...] = (
     Family("OLMo 2", "olmo2", "norms behind attention and MLP, QK-norm over all heads", {}, _GRAPH),
     Family("Granite", "granite", "scaled embeddings, residuals and logits", {
         "embedding_multiplier": 2.0, "residual_multiplier": 0.5, "logits_scaling": 3.0, "attention_multiplier": 0.2}, _GRAPH),
-    Family("Phi-3", "phi3", "fused QKV and gate-up", proofs=_ALL, gguf="phi3"),
+    Family("Phi-3", "phi3", "fused QKV and gate-up", proofs=("logits", "cache", "gguf", "onnx"), gguf="phi3"),
     Family("Phi-3, long", "phi3", "longrope, the long factors", {
         "rope_parameters": _LONGROPE, "original_max_position_embeddings": 64}, _FILE, "phi3"),
-    Family("Phi-4-mini", "phi3", "RoPE over part of a head", {"rope_parameters": _rope("default", partial_rotary_factor=0.75)}),
+    Family("Phi-4-mini", "phi3", "the same, RoPE over part of a head", {"rope_parameters": _rope("default", partial_rotary_factor=0.75)}),
     Family("Gemma", "gemma", "scaled embeddings, norms of 1 + w", {"head_dim": 32, "tie_word_embeddings": True}, _FILE, "gemma"),
     Family("Gemma 2", "gemma2", "soft-capped scores and logits, four norms a layer, a window every other layer", {
         **_GEMMA, "sliding_window": 20, "query_pre_attn_scalar": 32, "attn_logit_softcapping": 5.0, "final_logit_softcapping": 8.0},
