@@ -1,7 +1,7 @@
 """One request as a trace that Perfetto and chrome://tracing open: steps, drafts, verifies with every kernel, commits, tokens.
 
-Nothing in the runtime knows of it: the parts of a loaded engine are wrapped from outside. With `kernels` every launch runs by itself, timed,
-so a verify is slower than it is when the whole list runs natively; the shares are what to read.
+Nothing in the runtime knows of it: the parts of a loaded engine are wrapped from outside. With `kernels` every launch runs by itself,
+timed, so a verify is slower than it is when the whole list runs natively; the shares are what to read.
 """
 
 from __future__ import annotations
