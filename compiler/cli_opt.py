@@ -1,6 +1,7 @@
 """Run passes on a module or graph given as text (`--dump-ir`, `inspect --graph`), and print the result.
 
-    mlsdc opt dump/03-quantise-weights.ir fuse-attention fuse-qkv
+    mlsdc opt dump/13-quantise-weights.ir fuse-attention fuse-qkv
+    mlsdc opt x.ir --passes fuse-attention,fuse-qkv    # the same
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from pathlib import Path
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", type=Path)
     parser.add_argument("passes", nargs="*", metavar="PASS", help="in the order given (see `mlsdc passes`)")
+    parser.add_argument("--passes", dest="listed", default="", metavar="PASS,PASS", help="the same as one list")
 
 
 def main(args: argparse.Namespace) -> int:
@@ -23,7 +25,8 @@ def main(args: argparse.Namespace) -> int:
     from mlsdc.runtime.errors import MlsdcError
 
     known = {pass_.name: pass_ for pass_ in all_passes()}
-    for name in args.passes:
+    names = [*args.passes, *(name.strip() for name in args.listed.split(",") if name.strip())]
+    for name in names:
         if name not in known:
             raise MlsdcError(f"'{name}' is not a pass; passes are {', '.join(known)}")
     try:
@@ -32,6 +35,6 @@ def main(args: argparse.Namespace) -> int:
         raise MlsdcError(f"{args.file}: cannot be read ({error.strerror})") from None
     alone = isinstance(parsed, Graph)
     module = Module("opt", (LevelModule("target", "model", graphs={"forward": parsed}),)) if isinstance(parsed, Graph) else parsed
-    module = run_pipeline(module, [known[name] for name in args.passes])
+    module = run_pipeline(module, [known[name] for name in names])
     print(print_graph(module.target.graphs["forward"]) if alone else print_module(module), end="")
     return 0

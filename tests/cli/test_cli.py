@@ -122,7 +122,7 @@ def test_targets_are_those_that_exist(capsys: pytest.CaptureFixture[str]) -> Non
     assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == list(TARGETS)
 
 
-def test_opt_prints_what_it_parsed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_opt_prints_what_it_parsed_and_view_writes_it_as_onnx(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from mlsdc.compiler.graph import Builder
     from mlsdc.compiler.ops_core import Unary
     from mlsdc.compiler.text import print_graph
@@ -132,8 +132,12 @@ def test_opt_prints_what_it_parsed(tmp_path: Path, capsys: pytest.CaptureFixture
     x = builder.input("x", TensorType(DType.F32, (4, 8)))
     text = print_graph(builder.build(y=builder.add("y", Unary("silu"), x)))
     (tmp_path / "g.ir").write_text(text)
-    assert cli.main(["opt", str(tmp_path / "g.ir"), "eliminate-dead"]) == 0
-    assert capsys.readouterr().out == text
+    for passes in (["eliminate-dead"], ["--passes", "eliminate-common, eliminate-dead"]):
+        assert cli.main(["opt", str(tmp_path / "g.ir"), *passes]) == 0
+        assert capsys.readouterr().out == text
+    onnx = pytest.importorskip("onnx")
+    assert cli.main(["view", str(tmp_path / "g.ir"), "--onnx", str(tmp_path / "g.onnx")]) == 0
+    onnx.checker.check_model(str(tmp_path / "g.onnx"))
 
 
 def test_opt_shows_where_a_text_does_not_parse(tmp_path: Path) -> None:

@@ -95,7 +95,11 @@ def relative_error(found: Any, wanted: Any) -> float:
 
 def golden(name: str, shape: Llama) -> None:
     """The module after the pass called `name` is tests/golden/<name>.ir. `UPDATE_GOLDEN=1 pytest tests/passes` writes the files."""
-    graph, pass_ = before(name, shape)
+    golden_of(name, *before(name, shape))
+
+
+def golden_of(name: str, graph: Graph, pass_: Pass) -> None:
+    """The same for a graph and a pass made by hand."""
     text = print_module(replace(run_pipeline(module_of(graph), [pass_]), name=name))
     path = GOLDEN / f"{name}.ir"
     if os.environ.get("UPDATE_GOLDEN"):

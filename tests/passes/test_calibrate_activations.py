@@ -11,7 +11,7 @@ from mlsdc.compiler.graph import Graph, Node
 from mlsdc.compiler.ops_quant import Calibrated, LinearQ, NormQuantise
 from mlsdc.passes.calibrate_activations import CalibrateActivations
 from tests.passes.graphs import Llama, Weights, row_program
-from tests.passes.steps import apply, middle, ops, results
+from tests.passes.steps import apply, golden_of, middle, ops, results
 
 SHAPE = Llama(hidden=512, heads=8, kv_heads=4, head_dim=64, mlp=128, layers=2)  # sixteen groups
 
@@ -21,7 +21,7 @@ def calibration(shape: Llama, outliers: tuple[int, ...] = ()) -> Calibration:
     plain = Weights(row_program(shape))
 
     def weights(node: Node) -> np.ndarray:
-        value = np.array(plain(node))
+        value = np.asarray(plain(node)).copy()
         if node.name.endswith("norm") and value.ndim == 1:
             for group in outliers:
                 value[group * 32 + 7] *= 50
@@ -37,6 +37,11 @@ def seen(graph: Graph) -> dict[str, tuple[int, ...]]:
 def test_the_groups_with_the_largest_values_are_marked_at_every_norm() -> None:
     graph = apply(row_program(SHAPE), CalibrateActivations(calibration(SHAPE, (3, 11))))
     assert seen(graph) == dict.fromkeys(("layers.0.attn_norm", "layers.0.mlp_norm", "layers.1.attn_norm", "layers.1.mlp_norm"), (3, 11))
+
+
+def test_golden() -> None:
+    shape = replace(SHAPE, layers=1)
+    golden_of("calibrate-activations", row_program(shape), CalibrateActivations(calibration(shape, (3, 11))))
 
 
 def test_marking_changes_no_number() -> None:
