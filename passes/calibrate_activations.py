@@ -60,6 +60,18 @@ class CalibrateActivations(GraphPass):
         return any(isinstance(graph[user].op, Linear) and graph[user].inputs[0] == node.name for user in graph.users[node.name])
 
 
+class Only(dict[str, Any]):
+    """A dict of these keys, that lets others go: the interpreter's values, without a whole model's weights among them."""
+
+    def __init__(self, keys: list[str]) -> None:
+        super().__init__()
+        self.keys_kept = frozenset(keys)
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        if key in self.keys_kept:
+            super().__setitem__(key, value)
+
+
 def largest_groups(graph: Graph, calibration: Calibration, values: list[str], groups: int) -> dict[str, tuple[int, ...]]:
     """For each value, its `groups` groups with the largest mean of max|x|^2 over the tokens, in order of index.
 
@@ -71,7 +83,7 @@ def largest_groups(graph: Graph, calibration: Calibration, values: list[str], gr
 
     count = len(calibration.tokens)
     rows = np.arange(count, dtype=np.int32)
-    taps: dict[str, Any] = {}
+    taps = Only(values)
     step = {"tokens": np.array(calibration.tokens, np.int32), "positions": rows, "out_rows": rows}
     interpret(graph, step, calibration.weights, taps=taps)
     chosen = {}
