@@ -58,8 +58,8 @@ class NgramConfig:
     name: str = option("ngram")
     order: int = option(4, low=1, high=8)
     max_nodes: int = option(7, low=1, high=SCRATCH_SLOTS - 1)
-    width: int = option(1, low=1, high=8)
-    min_probability: float = option(0.1, low=0.0, high=1.0)
+    width: int = option(6, low=1, high=8)
+    min_probability: float = option(0.3, low=0.0, high=1.0)
 
     def params(self) -> dict[str, Any]:
         """What the level's runtime half reads from the manifest."""
