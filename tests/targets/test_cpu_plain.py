@@ -320,7 +320,7 @@ def test_smollm2_without_fused_attention_writes_the_same_text(smollm2: Path, roo
     from mlsdc.compiler import compile_model
     from mlsdc.runtime import Engine, SamplingParams
 
-    settings = ["passes.disable=[fuse-attention]", "limits.max_model_len=256", "limits.max_num_batched_tokens=16"]
+    settings = ["passes.disable=[fuse-attention]", "limits.max_model_len=256", "limits.max_num_batched_tokens=32"]
     plain = compile_model(root / "examples" / "smollm2.yaml", tmp_path / "plain.mlsdc", set=settings)
     prompts = ["1, 2, 3, 4, 5,", "A, B, C, D,"]
     texts = []
