@@ -23,8 +23,9 @@ from mlsdc.compiler.types import Dim, DType, TensorType
 from mlsdc.passes.eliminate_common import EliminateCommon
 from mlsdc.passes.eliminate_dead import EliminateDead
 from mlsdc.passes.fold_constants import FoldConstants
+from tests.passes.captured import captured
 from tests.passes.graphs import Llama, module_of, row_program
-from tests.passes.steps import middle
+from tests.passes.steps import middle, pipeline
 
 Validate = Callable[..., Module]
 
@@ -53,6 +54,12 @@ def llamas(draw: st.DrawFn) -> Llama:
 @given(shape=llamas())
 def test_every_pass_keeps_the_numbers_of_random_llamas(validated: Validate, shape: Llama) -> None:
     validated(row_program(shape), *middle())
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_every_pass_up_to_the_row_program_keeps_the_numbers_of_a_capture(validated: Validate, attention: str) -> None:
+    names = [pass_.name for pass_ in pipeline()]
+    validated(captured(attention), *pipeline()[: names.index("insert-paged-kv")])
 
 
 @st.composite
