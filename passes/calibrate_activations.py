@@ -75,7 +75,7 @@ class Only(dict[str, Any]):
 def largest_groups(graph: Graph, calibration: Calibration, values: list[str], groups: int) -> dict[str, tuple[int, ...]]:
     """For each value, its `groups` groups with the largest mean of max|x|^2 over the tokens, in order of index.
 
-    Means are compared to three digits, so that another machine's rounding does not change the choice.
+    Means are compared to three digits, so that another machine's rounding hardly ever changes the choice.
     """
     import numpy as np
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import codecs
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -19,14 +20,14 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer as HfTokenizer
 
 
-class Detokenizer:
+class Detokenizer(ABC):
     """One stream. `feed` returns the text that became certain, `flush` the rest."""
 
-    def feed(self, tokens: Sequence[int]) -> str:
-        raise NotImplementedError
+    @abstractmethod
+    def feed(self, tokens: Sequence[int]) -> str: ...
 
-    def flush(self) -> str:
-        raise NotImplementedError
+    @abstractmethod
+    def flush(self) -> str: ...
 
 
 class Vocabulary:

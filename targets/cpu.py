@@ -20,13 +20,13 @@ from mlsdc.runtime.manifest import TargetInfo
 from mlsdc.runtime.program import InputArg, IntArg, PoolArg, Tap
 from mlsdc.runtime.step import Limits
 from mlsdc.targets.cpu_isa import ISAS, CpuIsa
-from mlsdc.targets.cpu_layout import a8_offsets, pack_q8, padded, q8_bytes
+from mlsdc.targets.cpu_layout import a8_offsets, pack_q8, q8_bytes
 from mlsdc.targets.protocol import Call, CallArg, Declined, KernelSpec, Lowering, Target, TempRef, ValueRef
 from mlsdc.templates import params as P
+from mlsdc.templates.params import padded
 
 T = TypeVar("T", bound=Op)
 LOWER: dict[type[Op], Callable[[CpuTarget, Node, Any, Graph], Lowering | Declined]] = {}
-DECLINED = Declined
 MAX_FINE = 4  # groups of a value that may have a second plane
 TILE = 8  # rows of an activation tile: they share cache lines, so one thread writes them all
 TINY = 16  # rows of a kernel that takes less time than waking a thread

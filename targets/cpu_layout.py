@@ -17,14 +17,11 @@ import numpy.typing as npt
 
 from mlsdc.compiler.quantise import A8, Q8
 from mlsdc.compiler.types import GROUP
+from mlsdc.templates.params import padded, total_columns
 
 ROWS = 16
 SUPER = 64
 SUPER_BYTES = ROWS * 2 * 2 + 2 * GROUP * ROWS
-
-
-def padded(n: int, to: int) -> int:
-    return -(-n // to) * to
 
 
 def q8_bytes(n: int, k: int) -> int:
@@ -59,7 +56,7 @@ def unpack_q8(data: npt.NDArray[np.uint8], n: int, k: int) -> Q8:
 
 def a8_offsets(rows_padded: int, k: int, fine: int = 0) -> tuple[int, int, int]:
     """Byte offsets of scales and corrections in an a8 or a16 value's storage, and its size; codes start at 0."""
-    columns = padded(k, SUPER) + padded(fine * GROUP, SUPER)
+    columns = total_columns(k, fine)
     scales = rows_padded * columns
     corrections = padded(scales + rows_padded * columns // GROUP * 4, 64)
     return scales, corrections, padded(corrections + rows_padded * columns // GROUP * 4, 64)

@@ -15,7 +15,8 @@ from mlsdc.runtime.errors import DeviceError
 from mlsdc.runtime.program import ArenaArg, InputArg, Launch
 from mlsdc.runtime.step import Array, Header
 from mlsdc.targets.cpu import fine_of
-from mlsdc.targets.cpu_layout import padded, unpack_a8
+from mlsdc.targets.cpu_layout import unpack_a8
+from mlsdc.templates.params import padded
 
 NativeValue = Array | A8 | A16 | KvState
 RESULT = {DType.F32: "Y", DType.I32: "Y", DType.A8: "YQ", DType.A16: "YQ"}  # names in kernel ABIs of what a launch writes

@@ -3,40 +3,10 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-from mlsdc.runtime.levels.base import Level, LevelState
 from mlsdc.runtime.tree import EMPTY, MAX_NODES, Tree, chain
-
-Propose = Callable[[list[int], int], Tree]
-
-
-class FunctionLevel(Level):
-    """Proposes what `function(history, budget)` says."""
-
-    kind = "ngram"
-    name = "lookup"
-
-    def __init__(self, function: Propose) -> None:
-        self.function = function
-
-    def start(self) -> LevelState:
-        return FunctionState(self.function)
-
-
-class FunctionState(LevelState):
-    def __init__(self, function: Propose) -> None:
-        self.function = function
-        self.history: list[int] = []
-
-    def observe(self, tokens: Sequence[int]) -> None:
-        self.history += tokens
-
-    def propose(self, budget: int) -> Tree:
-        return self.function(self.history, budget)
-
-    def rollback(self, num_tokens: int) -> None:
-        del self.history[len(self.history) - num_tokens :]
+from tests.function_level import FunctionLevel, Propose
 
 
 class Known:
@@ -102,7 +72,7 @@ class Known:
 
     def level(self, name: str) -> FunctionLevel:
         function: Propose = getattr(self, name)
-        return FunctionLevel(function)
+        return FunctionLevel(function, "lookup")
 
 
 PROPOSERS = ("perfect", "wrong", "half", "trees", "twins", "hostile")

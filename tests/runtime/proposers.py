@@ -3,44 +3,15 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from fake_device import VOCAB, continuation
 
-from mlsdc.runtime.levels.base import Level, LevelState
+from mlsdc.runtime.levels.base import Level
 from mlsdc.runtime.levels.ngram import NgramLevel
 from mlsdc.runtime.manifest import LevelInfo
 from mlsdc.runtime.tree import EMPTY, Tree, chain
-
-Propose = Callable[[list[int], int], Tree]
-
-
-class FunctionLevel(Level):
-    """Proposes whatever `function(history, budget)` says."""
-
-    kind = "test"
-
-    def __init__(self, function: Propose, name: str = "draft") -> None:
-        self.name = name
-        self.function = function
-
-    def start(self) -> LevelState:
-        return FunctionState(self.function)
-
-
-class FunctionState(LevelState):
-    def __init__(self, function: Propose) -> None:
-        self.function = function
-        self.history: list[int] = []
-
-    def observe(self, tokens: Sequence[int]) -> None:
-        self.history += tokens
-
-    def propose(self, budget: int) -> Tree:
-        return self.function(self.history, budget)
-
-    def rollback(self, num_tokens: int) -> None:
-        del self.history[len(self.history) - num_tokens :]
+from tests.function_level import FunctionLevel
 
 
 def oracle(history: list[int], budget: int) -> Tree:

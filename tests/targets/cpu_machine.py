@@ -23,8 +23,9 @@ from mlsdc.runtime.step import INPUTS, Header, Limits, StepBuffers, aligned
 from mlsdc.targets.cpu import CpuTarget, kv_geometry, storage
 from mlsdc.targets.cpu_build import ENTRY
 from mlsdc.targets.cpu_isa import ISAS, CpuIsa
-from mlsdc.targets.cpu_layout import a8_offsets, pack_q8, padded, unpack_a8
+from mlsdc.targets.cpu_layout import a8_offsets, pack_q8, unpack_a8
 from mlsdc.targets.protocol import Call, Declined, KernelSpec, Lowering, TempRef, ValueRef
+from mlsdc.templates.params import padded
 from tests.once import once
 
 Array = npt.NDArray[Any]
