@@ -4,8 +4,8 @@ All arrays are allocated once, 64-byte aligned, at the artifact's limits, and ne
 at load (a CUDA graph is, too). A step sets the header's counts and the first entries of each array.
 
 Rows of one sequence are contiguous, in order of scratch slot or position. A sequence of a step is either *drafted* (its rows are the last
-committed token, slot 0, and the nodes of a tree; keys go to its scratch pages) or *prefilled* (its rows are committed tokens, `row_slot` -1: a
-prompt's, or the last token of a sequence that drafts nothing; keys go to their pages at once).
+committed token, slot 0, and the nodes of a tree; keys go to its scratch pages) or *prefilled* (its rows are committed tokens,
+`row_slot` -1: a prompt's, or the last token of a sequence that drafts nothing; keys go to their pages at once).
 """
 
 from __future__ import annotations
