@@ -12,8 +12,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from mlsdc.runtime.admission import Prompt
 from mlsdc.runtime.device.base import BoundProgram
-from mlsdc.runtime.engine import Engine, Prompt
+from mlsdc.runtime.engine import Engine
 from mlsdc.runtime.request import Delta, Result
 from mlsdc.runtime.sampling_params import SamplingParams
 from mlsdc.runtime.step import Array, Header
@@ -89,7 +90,7 @@ def instrument(engine: Engine, recorder: Recorder, kernels: bool) -> None:
     drafter = engine.manifest.levels[0].name if len(engine.manifest.levels) > 1 else ""
     engine._forward = TracedProgram(engine._forward, f"verify {level}", recorder, header, kernels)
     engine._commit = TracedProgram(engine._commit, f"copy {level}", recorder, header, kernels)
-    draft, commit, step = engine._draft, engine._commit_items, engine.step
+    draft, commit, step = engine.drafting.draft, engine._commit_items, engine.step
 
     def traced_step() -> bool:
         with recorder.span("step", "step"):
@@ -111,7 +112,7 @@ def instrument(engine: Engine, recorder: Recorder, kernels: bool) -> None:
 
     replace: Callable[..., None] = setattr  # a method of one object: not what a type checker expects, and what is wanted here
     replace(engine, "step", traced_step)
-    replace(engine, "_draft", traced_draft)
+    replace(engine.drafting, "draft", traced_draft)
     replace(engine, "_commit_items", traced_commit)
 
 

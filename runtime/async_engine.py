@@ -18,7 +18,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from mlsdc.runtime.engine import Engine, Prompt
+from mlsdc.runtime.admission import Prompt
+from mlsdc.runtime.engine import Engine
 from mlsdc.runtime.request import Delta, Request, Result
 from mlsdc.runtime.sampling_params import SamplingParams
 

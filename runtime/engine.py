@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from operator import index
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Union, cast
+from typing import cast
 
+from mlsdc.runtime.admission import Admission, Prompt
 from mlsdc.runtime.artifact import Artifact
 from mlsdc.runtime.commit import commit_tokens, finish
-from mlsdc.runtime.detokenize import Detokenizer
 from mlsdc.runtime.device.base import Device, LevelMemory
+from mlsdc.runtime.drafting import Drafting
 from mlsdc.runtime.errors import ArtifactError, CapacityError, DeviceError, RequestError
 from mlsdc.runtime.kv_pool import KvPool
 from mlsdc.runtime.levels.base import Level
@@ -27,12 +27,10 @@ from mlsdc.runtime.sampling.record import RecordWriter
 from mlsdc.runtime.sampling_params import SamplingParams
 from mlsdc.runtime.scheduler import Scheduler
 from mlsdc.runtime.statistics import Statistics
-from mlsdc.runtime.step import MAX_BANS
 from mlsdc.runtime.tokenizer import Tokenizer
 from mlsdc.runtime.tree import walk
 from mlsdc.runtime.verify import CommitList, write_rows
 
-Prompt = Union[str, Sequence[int], Sequence[Mapping[str, Any]]]
 OnToken = Callable[[int, Delta], None]
 
 
@@ -42,15 +40,13 @@ class Engine:
     def __init__(self, manifest: Manifest, device: Device, memory: LevelMemory, levels: Sequence[Level] = (), *,
                  tokenizer: Tokenizer | None = None) -> None:
         """Parts made by hand (tests, embedding without files); `load` makes them from an artifact. Raises ArtifactError."""
-        if len(levels) > 1:
-            names = ", ".join(level.name for level in levels)
-            raise ArtifactError(f"levels {names}: this runtime drafts with one level: compile with a cascade of one")
         self.manifest = manifest
         self.device = device
         self.tokenizer = tokenizer
-        self.level = levels[0] if levels else None
         self.pool = KvPool.alone(memory.num_pages, memory.buffers.page_size, copy_page=self._copy_page)
         self.scheduler = Scheduler(manifest.limits, self.pool, manifest.plan.draft_tokens + 1)
+        self.drafting = Drafting(manifest, levels)
+        self._admission = Admission(manifest, self.scheduler, tokenizer, [level.name for level in levels])
         self.statistics = Statistics()  # of all finished requests
         self._memory = memory
         self._forward = memory.programs["forward"]
@@ -96,7 +92,7 @@ class Engine:
         items = self.scheduler.schedule()
         if not items:
             return False
-        self._draft(items)
+        self.drafting.draft(items)
         write_rows(self._memory.buffers, items)
         self._forward.run()
         if self._records.write(items):
@@ -106,23 +102,6 @@ class Engine:
             for item in items:
                 item.request.publish()
         return True
-
-    def _draft(self, items: Sequence[StepItem]) -> None:
-        """Ask the drafting level for each decoding item's tree. A draft that cannot be verified is no draft."""
-        if self.level is None:
-            return
-        vocab_size = self.manifest.model.vocab_size
-        for item in items:
-            if not item.budget:
-                continue
-            request = item.request
-            if request.drafter is None:
-                request.drafter = self.level.start()
-            request.drafter.observe(request.tokens[request.num_observed :])
-            request.num_observed = len(request.tokens)
-            tree = request.drafter.propose(item.budget)
-            if 0 < len(tree) <= item.budget and min(tree.tokens) >= 0 and max(tree.tokens) < vocab_size:
-                item.tree = tree
 
     def _commit_items(self, items: Sequence[StepItem]) -> None:
         """Follow the target's choices, copy accepted keys from scratch to pages, hand out tokens, end what has ended."""
@@ -144,7 +123,10 @@ class Engine:
                 request.logprobs += (self._logprobs(first + row, request.params.logprobs) for row in rows)
             if tree:
                 copies.add(item, nodes[: kept - 1])
-            self._count(item, nodes[:kept])
+            if item.decodes:
+                self.drafting.committed(item, nodes[:kept])
+            else:
+                request.statistics.prefill_rows += item.rows
             request.num_computed += item.rows + kept - 1
         if copies.write():
             self._commit.run()
@@ -171,16 +153,6 @@ class Engine:
         for position in range(max(done, request.num_computed), min(request.num_computed + item.outs, request.num_prompt - 1)):
             request.prompt_logprobs.append(self._logprobs(item.out + position - request.num_computed, params.prompt_logprobs))
 
-    def _count(self, item: StepItem, accepted: Sequence[int]) -> None:
-        statistics = item.request.statistics
-        if not item.decodes:
-            statistics.prefill_rows += item.rows
-            return
-        tree = item.tree
-        levels = self.manifest.levels
-        names = [levels[i].name for i in tree.levels] if tree.levels else [self.level.name] * len(tree) if self.level else []
-        statistics.count_step(names, tree.depths(), set(accepted))
-
     def _take_inbox(self) -> None:
         while self._inbox:
             self.scheduler.add(self._inbox.popleft())
@@ -198,7 +170,7 @@ class Engine:
     def _end(self, request: Request) -> None:
         self.scheduler.remove(request)
         self.statistics.merge(request.statistics)
-        request.drafter = None
+        self.drafting.end(request)
 
     # --- requests in ---
 
@@ -209,7 +181,7 @@ class Engine:
         Requests of a lower `priority` number are served first. `listener` is appended the request (or a choice of it, with `n`) whenever
         a step brought it something, in the thread that ran the step.
         """
-        request = self._prepare(prompt, params or SamplingParams(), deque() if listener is None else listener, priority)
+        request = self._admission.prepare(prompt, params or SamplingParams(), deque() if listener is None else listener, priority)
         self._enqueue([request])
         return request
 
@@ -230,92 +202,9 @@ class Engine:
             self._inbox.extend(requests)
             self._news.notify_all()
 
-    def _prepare(self, prompt: Prompt, params: SamplingParams, listener: deque[Request], priority: int = 0) -> Request:
-        """Validate everything a request could break; nothing has run before this succeeds (law L7)."""
-        if isinstance(priority, bool) or not isinstance(priority, int):
-            raise RequestError(f"priority: {priority!r}, expected an integer")
-        if not isinstance(params, SamplingParams):
-            raise RequestError(f"sampling params: {params!r}, expected a SamplingParams")
-        tokens = self.tokenize(prompt)
-        limits, model = self.manifest.limits, self.manifest.model
-        if not tokens:
-            raise RequestError("prompt: empty, expected at least one token")
-        if len(tokens) >= limits.max_model_len:
-            raise RequestError(
-                f"prompt: {len(tokens)} tokens, at most {limits.max_model_len - 1} (limits.max_model_len {limits.max_model_len})")
-        if params.max_tokens is not None and len(tokens) + params.max_tokens > limits.max_model_len:
-            raise RequestError(
-                f"max_tokens: {params.max_tokens} after a prompt of {len(tokens)}, at most {limits.max_model_len - len(tokens)} "
-                f"(limits.max_model_len {limits.max_model_len}); leave it out for the rest")
-        max_length = limits.max_model_len if params.max_tokens is None else len(tokens) + params.max_tokens
-        if params.min_tokens > max_length - len(tokens):
-            raise RequestError(f"min_tokens: {params.min_tokens}, at most {max_length - len(tokens)} after this prompt")
-        for i, token in enumerate(params.stop_token_ids):
-            if token >= model.vocab_size:
-                raise RequestError(f"stop_token_ids[{i}]: {token}, expected a token id below {model.vocab_size}")
-        for token in params.logit_bias:
-            if token >= model.vocab_size:
-                raise RequestError(f"logit_bias[{token}]: expected a token id below {model.vocab_size}")
-        if params.stop and self.tokenizer is None:
-            raise RequestError("stop: this engine has no tokenizer: use stop_token_ids")
-        stops = set(params.stop_token_ids) | (set() if params.ignore_eos else set(model.eos_token_ids))
-        if len(stops) > MAX_BANS:
-            raise RequestError(f"stop_token_ids: {len(stops)} end tokens in all, at most {MAX_BANS}")
-        budget = self._draft_budget(params)
-        needed = self.scheduler.pages_needed(max_length, budget)
-        if needed > self.pool.num_pages:
-            raise RequestError(
-                f"prompt and max_tokens: up to {max_length} tokens need {needed} KV pages, the pool has {self.pool.num_pages}: "
-                "ask for fewer tokens or give Engine.load a larger pool")
-        request = Request(
-            tokens, params, max_length=max_length, stop_ids=frozenset(stops), budget=budget, detokenizer=self._detokenizer(params),
-            listener=listener, priority=priority)
-        for _ in range(params.n - 1):
-            request.fork(self._detokenizer(params))
-        return request
-
-    def _detokenizer(self, params: SamplingParams) -> Detokenizer | None:
-        return self.tokenizer.stream(skip_special_tokens=params.skip_special_tokens) if self.tokenizer else None
-
     def tokenize(self, prompt: Prompt) -> list[int]:
         """Token ids of a text, a chat, or checked token ids. Raises RequestError."""
-        if not isinstance(prompt, str) and (not isinstance(prompt, Sequence) or isinstance(prompt, bytes)):
-            raise RequestError(f"prompt: {type(prompt).__name__}, expected text, token ids or chat messages")
-        if isinstance(prompt, str) or (prompt and isinstance(prompt[0], Mapping)):
-            if self.tokenizer is None:
-                raise RequestError("prompt: this engine has no tokenizer: give token ids")
-            if isinstance(prompt, str):
-                return self.tokenizer.encode(prompt)
-            return self.tokenizer.chat(cast("Sequence[Mapping[str, Any]]", prompt))
-        tokens = []
-        vocab_size = self.manifest.model.vocab_size
-        for i, token in enumerate(cast("Sequence[int]", prompt)):
-            try:
-                number = -1 if isinstance(token, bool) else index(token)
-            except TypeError:
-                number = -1
-            if not 0 <= number < vocab_size:
-                raise RequestError(f"prompt[{i}]: {token!r}, expected a token id from 0 to {vocab_size - 1}")
-            tokens.append(number)
-        return tokens
-
-    def _draft_budget(self, params: SamplingParams) -> int:
-        plan, speculation = self.manifest.plan, params.speculation
-        most = min(plan.max_draft_tokens, self.manifest.limits.max_tree_nodes)
-        if speculation is None:
-            return min(plan.draft_tokens, most) if self.level else 0
-        if speculation.max_draft_tokens is not None and speculation.max_draft_tokens > most:
-            raise RequestError(f"speculation.max_draft_tokens: {speculation.max_draft_tokens}, this artifact verifies at most {most}")
-        names = [level.name for level in self.manifest.levels[:-1]]
-        for name in speculation.levels or ():
-            if name not in names:
-                raise RequestError(
-                    f"speculation.levels: '{name}' is not a drafting level of this artifact; it has {', '.join(names) or 'none'}")
-        if not speculation.enabled or self.level is None:
-            return 0
-        if speculation.levels is not None and self.level.name not in speculation.levels:
-            return 0
-        return min(plan.draft_tokens, most) if speculation.max_draft_tokens is None else speculation.max_draft_tokens
+        return self._admission.tokenize(prompt)
 
     # --- tokens out ---
 
@@ -331,7 +220,8 @@ class Engine:
         if len(each) != len(listed):
             raise RequestError(f"sampling params: {len(each)} for {len(listed)} prompts")
         listener: deque[Request] = deque()
-        requests = [self._prepare(prompt, p or SamplingParams(), listener, priority) for prompt, p in zip(listed, each, strict=True)]
+        prepare = self._admission.prepare
+        requests = [prepare(prompt, p or SamplingParams(), listener, priority) for prompt, p in zip(listed, each, strict=True)]
         number = {choice.id: i for i, request in enumerate(requests) for choice in request.choices}
         self._enqueue(requests)
         left = len(number)

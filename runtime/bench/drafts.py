@@ -63,12 +63,12 @@ def main() -> None:
     prompts = {line["id"]: line["messages"] for line in read_lines(options.prompts)}
     groups: dict[str, list[Replayed]] = defaultdict(list)
     with Engine.load(options.artifact, threads=1) as engine:
-        if engine.level is None:
+        if not engine.drafting.levels:
             raise SystemExit(f"{options.artifact}: has no drafting level")
         for line in read_lines(options.completions):
             if line["id"] in prompts and line["T"] == 0:
                 prompt = engine.tokenize(prompts[line["id"]])
-                groups[line["group"]].append(replay(engine.level, prompt, line["tokens"], options.nodes))
+                groups[line["group"]].append(replay(engine.drafting.levels[0], prompt, line["tokens"], options.nodes))
     groups["all"] = [done for group in list(groups.values()) for done in group]
     for name, runs in groups.items():
         tokens, steps = sum(run[0] for run in runs), sum(run[1] for run in runs)

@@ -62,7 +62,7 @@ def plain(tiny: Path) -> Plain:
 
 
 def level_of(name: str, engine: Engine, plain: Plain) -> Level | None:
-    return engine.level if name == "lookup" else plain.known.level(name)  # lookup: the artifact's own
+    return engine.drafting.levels[0] if name == "lookup" else plain.known.level(name)  # lookup: the artifact's own
 
 
 def test_the_texts_differ_and_wander(plain: Plain) -> None:

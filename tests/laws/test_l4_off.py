@@ -37,7 +37,7 @@ def test_a_cascade_leaves_the_targets_launch_list_as_it_is() -> None:
 
 
 def test_off_runs_the_forward_program_alone_one_row_a_token(tiny_engine: Engine) -> None:
-    engine = engine_over(tiny_engine, tiny_engine.level)
+    engine = engine_over(tiny_engine, tiny_engine.drafting.levels[0])
     engine.generate(PROMPTS, SamplingParams(max_tokens=1, speculation=OFF))  # prompts are cached from here on
     runs: list[tuple[str, list[int]]] = []
     for name, program in engine._memory.programs.items():
@@ -58,7 +58,7 @@ def test_off_runs_the_forward_program_alone_one_row_a_token(tiny_engine: Engine)
 
 
 def test_off_owns_no_scratch_and_asks_no_drafter(tiny_engine: Engine) -> None:
-    engine = engine_over(tiny_engine, tiny_engine.level)
+    engine = engine_over(tiny_engine, tiny_engine.drafting.levels[0])
     request = engine.submit([1, 2, 3], SamplingParams(max_tokens=5, ignore_eos=True, speculation=OFF))
     while engine.step():
         assert not request.table.scratch

@@ -146,4 +146,4 @@ def test_the_real_artifact_drafts_natively(smollm2: Path) -> None:
     from mlsdc.runtime.engine import Engine
 
     with Engine.load(smollm2, threads=1) as engine:
-        assert isinstance(engine.level, NativeNgramLevel)
+        assert isinstance(engine.drafting.levels[0], NativeNgramLevel)
