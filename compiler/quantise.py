@@ -22,6 +22,7 @@ from mlsdc.compiler.types import GROUP
 
 Array: TypeAlias = npt.NDArray[Any]
 TINY = np.float32(1e-30)  # a group of activations below it counts as zeros: 127 / max|x| must stay finite
+Q4_0_BYTES = 18  # f16 scale, 16 bytes of nibbles as in Q4_1; w = scale * (q - 8)
 Q4_1_BYTES = 20  # f16 scale, f16 min, 16 bytes of nibbles: element i low, element i + 16 high
 Q8_0_BYTES = 34  # f16 scale, 32 int8
 
@@ -126,7 +127,7 @@ def linear_q(h: A8 | A16, w: Q8 | Q4) -> Array:
     """`h @ w^T` -> f32[rows, n]: exact integer dots per group, then `acc += dot * (h.scale * w.scale)` in f32, in group order.
     The second plane's groups of a16 come after the others, in the order of `fine`.
 
-    With q4 each group also adds `(h.scale * w.min) * sum(h.codes)`.
+    With q4 a group adds `h.scale * (w.scale * dot + w.min * sum(h.codes))`.
     """
     rows, k = h.codes.shape
     acc = np.zeros((rows, w.codes.shape[0]), np.float32)
@@ -138,9 +139,11 @@ def linear_q(h: A8 | A16, w: Q8 | Q4) -> Array:
         part = slice(g * GROUP, (g + 1) * GROUP)
         codes = plane.codes[:, i * GROUP : (i + 1) * GROUP].astype(np.float32)  # dots stay below 2^24: f32 holds them exactly
         scale = plane.scales[:, i, None].astype(np.float32)
-        acc += (codes @ w.codes[:, part].astype(np.float32).T) * (scale * w.scales[:, g].astype(np.float32))
+        dots = codes @ w.codes[:, part].astype(np.float32).T
         if isinstance(w, Q4):
-            acc += codes.sum(-1, keepdims=True) * (scale * w.mins[:, g].astype(np.float32))
+            acc += scale * (dots * w.scales[:, g].astype(np.float32) + codes.sum(-1, keepdims=True) * w.mins[:, g].astype(np.float32))
+        else:
+            acc += dots * (scale * w.scales[:, g].astype(np.float32))
     return acc
 
 
@@ -157,6 +160,16 @@ def q4_from_gguf(blocks: Array, shape: tuple[int, int]) -> Q4:
     factors = np.ascontiguousarray(raw[:, :4]).view(np.float16)
     codes = np.concatenate([raw[:, 4:] & 15, raw[:, 4:] >> 4], axis=1)
     return Q4(codes.reshape(shape), factors[:, 0].reshape(shape[0], -1), factors[:, 1].reshape(shape[0], -1))
+
+
+def q4_from_gguf_symmetric(blocks: Array, shape: tuple[int, int]) -> Q4:
+    """GGUF Q4_0 blocks, u8 of n * k / 32 * 18 bytes, as q4[n, k]: the same codes and scales; min is -8 * scale, exactly
+    (infinite for a scale above 8188)."""
+    raw = np.ascontiguousarray(blocks, np.uint8).reshape(-1, Q4_0_BYTES)
+    scales = np.ascontiguousarray(raw[:, :2]).view(np.float16).reshape(shape[0], -1)
+    codes = np.concatenate([raw[:, 2:] & 15, raw[:, 2:] >> 4], axis=1)
+    with np.errstate(over="ignore"):
+        return Q4(codes.reshape(shape), scales, scales * np.float16(-8))
 
 
 def grouped(x: Array) -> Array:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import numpy.typing as npt
 from mlsdc.compiler.capture.source import Blocks, WeightSource
 from mlsdc.compiler.errors import CompileError
 from mlsdc.compiler.graph import Node, Weight
-from mlsdc.compiler.quantise import Q4, Q8, q4_from_gguf, q8_from_gguf, quantise_q8
+from mlsdc.compiler.quantise import Q4, Q8, q4_from_gguf, q4_from_gguf_symmetric, q8_from_gguf, quantise_q4, quantise_q8
 from mlsdc.compiler.types import GROUP, DType, TensorType
 
 Array = npt.NDArray[Any]
@@ -18,9 +19,11 @@ ROWS = 4096  # quantised at a time, so that the temporaries stay small beside th
 CANDIDATES = 8  # scales tried for each group of a 4-bit source
 
 
-def read_weight(node: Node, weights: WeightSource) -> Array | Q8:
-    """f32[n, k] (or [n]), or q8[n, k]; several sources are stacked along axis 0. Q8_0 blocks keep their codes and scales,
-    Q4_1 blocks their grid (`q8_on_grid`).
+def read_weight(node: Node, weights: WeightSource) -> Array | Q8 | Q4:
+    """f32[n, k] (or [n]), or q8 or q4 [n, k]; several sources are stacked along axis 0.
+
+    Blocks of the source are repacked, not quantised again: q8 takes Q8_0's and Q4_0's numbers as they are and keeps Q4_1's grid
+    (`q8_on_grid`), q4 takes Q4_1's and Q4_0's as they are.
 
     Raises CaptureError for a tensor that cannot be read, CompileError for a type that weights cannot have.
     """
@@ -31,8 +34,12 @@ def read_weight(node: Node, weights: WeightSource) -> Array | Q8:
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
     if node.type.dtype is DType.Q8:
         packed = [part for name in node.op.sources for part in _read_q8(name, weights)]
-        return Q8(np.concatenate([part.codes for part in packed]), np.concatenate([part.scales for part in packed]))
-    raise CompileError(f"%{node.name}: weights of type {node.type.dtype} cannot be packed; f32 and q8 can")
+        return Q8(np.concatenate([part.codes for part in packed]), _factors(node, [part.scales for part in packed]))
+    if node.type.dtype is DType.Q4:
+        small = [part for name in node.op.sources for part in _read_q4(name, weights)]
+        codes = np.concatenate([part.codes for part in small])
+        return Q4(codes, _factors(node, [part.scales for part in small]), _factors(node, [part.mins for part in small]))
+    raise CompileError(f"%{node.name}: weights of type {node.type.dtype} cannot be packed; f32, q8 and q4 can")
 
 
 def _read_q8(name: str, weights: WeightSource) -> list[Q8]:
@@ -40,12 +47,33 @@ def _read_q8(name: str, weights: WeightSource) -> list[Q8]:
     if blocks is not None and blocks.kind == "Q8_0":
         n, k = blocks.shape
         return [q8_from_gguf(blocks.rows, (n, k))]
+    if blocks is not None and blocks.kind == "Q4_0":
+        n, k = blocks.shape
+        w = q4_from_gguf_symmetric(blocks.rows, (n, k))
+        return [Q8(w.codes.astype(np.int8) - np.int8(8), w.scales)]
     if blocks is not None and blocks.kind == "Q4_1":
         n, k = blocks.shape
         rows = blocks.rows.reshape(n, -1)
         return [q8_on_grid(q4_from_gguf(part, (len(part), k))) for part in (rows[start : start + ROWS] for start in range(0, n, ROWS))]
     values = weights.read(name)
     return [quantise_q8(values[start : start + ROWS]) for start in range(0, len(values), ROWS)]
+
+
+def _factors(node: Node, parts: Sequence[Array]) -> Array:
+    """Scales or minima of all rows. Raises CompileError for values that f16 does not hold."""
+    factors = np.concatenate(parts)
+    if not np.isfinite(factors).all():
+        raise CompileError(f"%{node.name}: has values too large for the f16 scales of {node.type}; `target.weights: bf16` holds them")
+    return factors
+
+
+def _read_q4(name: str, weights: WeightSource) -> list[Q4]:
+    blocks: Blocks | None = weights.block(name)
+    if blocks is not None and blocks.kind in ("Q4_1", "Q4_0"):
+        n, k = blocks.shape
+        return [(q4_from_gguf if blocks.kind == "Q4_1" else q4_from_gguf_symmetric)(blocks.rows, (n, k))]
+    values = weights.read(name)
+    return [quantise_q4(values[start : start + ROWS]) for start in range(0, len(values), ROWS)]
 
 
 def q8_on_grid(w: Q4) -> Q8:

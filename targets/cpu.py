@@ -13,14 +13,14 @@ import numpy.typing as npt
 from mlsdc.compiler import ops_core, ops_kv, ops_nn, ops_quant
 from mlsdc.compiler.graph import Graph, Node
 from mlsdc.compiler.ops import Op
-from mlsdc.compiler.quantise import Q8
+from mlsdc.compiler.quantise import Q4, Q8
 from mlsdc.compiler.types import Dim, DType, KvType, TensorType, Type
 from mlsdc.runtime.kv_format import KvGeometry
 from mlsdc.runtime.manifest import TargetInfo
 from mlsdc.runtime.program import InputArg, IntArg, PoolArg, Tap
 from mlsdc.runtime.step import Limits
 from mlsdc.targets.cpu_isa import ISAS, CpuIsa
-from mlsdc.targets.cpu_layout import a8_offsets, pack_q8, q8_bytes
+from mlsdc.targets.cpu_layout import a8_offsets, pack_q4, pack_q8, q4_bytes, q8_bytes
 from mlsdc.targets.protocol import Call, CallArg, Declined, KernelSpec, Lowering, Target, TempRef, ValueRef
 from mlsdc.templates import params as P
 from mlsdc.templates.params import padded
@@ -99,11 +99,16 @@ class CpuTarget(Target):
         if type_.dtype is DType.Q8:
             n, k = whole(type_)
             return q8_bytes(n, k)
+        if type_.dtype is DType.Q4:
+            n, k = whole(type_)
+            return q4_bytes(n, k)
         return 4 * int(np.prod(whole(type_)))
 
-    def pack(self, type_: Type, rows: npt.NDArray[Any] | Q8) -> npt.NDArray[np.uint8]:
+    def pack(self, type_: Type, rows: npt.NDArray[Any] | Q8 | Q4) -> npt.NDArray[np.uint8]:
         if isinstance(rows, Q8):
             return pack_q8(rows)
+        if isinstance(rows, Q4):
+            return pack_q4(rows)
         return np.ascontiguousarray(rows, np.float32).view(np.uint8).reshape(-1)
 
     def build(self, specs: Sequence[KernelSpec], directory: Path) -> TargetInfo:
@@ -259,16 +264,16 @@ def quantise(node: Node, params: P.NormQuantise, fine: tuple[int, ...]) -> Lower
 @lowers(ops_quant.LinearQ)
 def lower_linear_q(target: CpuTarget, node: Node, op: ops_quant.LinearQ, graph: Graph) -> Lowering | Declined:
     weight = input_type(graph, node, 1)
-    if weight.dtype is not DType.Q8:
-        return Declined(f"weight of {weight.dtype}; the CPU multiplies q8")
+    if weight.dtype not in ops_quant.PACKED:
+        return Declined(f"weight of {weight.dtype}; the CPU multiplies q8 and q4")
     n, k = whole(weight)
     if n % 16:
         return Declined(f"{n} output columns; the CPU's blocks have 16")
     index, _, rows = rows_of(node.type)
     fine = fine_of(graph, node.inputs[0])
-    params = P.LinearQ8(index, rows, n, k, target.isa.dot, op.bias, op.residual, len(fine))
+    params = P.LinearQ(index, rows, str(weight.dtype), n, k, target.isa.dot, op.bias, op.residual, len(fine))
     extra = (("B: f32",) if op.bias else ()) + (("R: f32",) if op.residual else ())
-    kernel = spec("linear_q8", params, "W: q8", *A8_IN, "Y: f32", *extra, "H: i32", *fine_abi(fine))
+    kernel = spec("linear_q", params, f"W: {weight.dtype}", *A8_IN, "Y: f32", *extra, "H: i32", *fine_abi(fine))
     args: tuple[CallArg, ...] = (
         ValueRef(node.inputs[1]), *a8_args(node.inputs[0], rows, k, len(fine)), ValueRef(node.name),
         *(ValueRef(i) for i in node.inputs[2:]), HEADER, *fine_args(fine))
@@ -278,15 +283,15 @@ def lower_linear_q(target: CpuTarget, node: Node, op: ops_quant.LinearQ, graph: 
 @lowers(ops_quant.GatedQuantise)
 def lower_gated(target: CpuTarget, node: Node, op: ops_quant.GatedQuantise, graph: Graph) -> Lowering | Declined:
     weight = input_type(graph, node, 1)
-    if weight.dtype is not DType.Q8:
-        return Declined(f"weight of {weight.dtype}; the CPU multiplies q8")
+    if weight.dtype not in ops_quant.PACKED:
+        return Declined(f"weight of {weight.dtype}; the CPU multiplies q8 and q4")
     n2, k = whole(weight)
     if n2 // 2 % 64:
         return Declined(f"{n2 // 2} gated columns; the CPU's tiles want a multiple of 64")
     index, _, rows = rows_of(node.type)
     fine = fine_of(graph, node.inputs[0])
-    params = P.GatedQ8(index, rows, n2 // 2, k, op.act, target.isa.dot, len(fine))
-    kernel = spec("gated_q8", params, "W: q8", *A8_IN, *A8_OUT, "H: i32", *fine_abi(fine))
+    params = P.GatedQ(index, rows, str(weight.dtype), n2 // 2, k, op.act, target.isa.dot, len(fine))
+    kernel = spec("gated_q", params, f"W: {weight.dtype}", *A8_IN, *A8_OUT, "H: i32", *fine_abi(fine))
     args: tuple[CallArg, ...] = (
         ValueRef(node.inputs[1]), *a8_args(node.inputs[0], rows, k, len(fine)), *a8_args(node.name, rows, n2 // 2), HEADER,
         *fine_args(fine))

@@ -4,6 +4,10 @@ q8 weight [n, k]: blocks of 16 output rows, in each one superblock for every 64 
 then for each group 8 x 64 bytes: bytes [kk][row][4] hold code + 128 of columns 4 kk .. 4 kk + 3. 1088 bytes, 17 cache lines. Rows are
 padded to 16 and columns to 64 with zeros.
 
+q4 weight [n, k]: the same blocks, a superblock of 640 bytes (10 cache lines): 2 x 16 f16 scales, 2 x 16 f16 minima, then for each
+group 4 x 64 bytes: bytes [kk][row][4] hold in their low halves the codes of columns 4 kk .. 4 kk + 3, in their high halves those 16
+columns further on.
+
 a8 activations [rows, k]: int32 words of 4 codes, then f32 scales, then int32 corrections (-128 * sum of the group's codes). Tiles of 8
 rows; the last tile holds the rest, mt rows. Word of (row m, columns 4 w ..): tile * 2 k + w * mt + m; scale and correction of (row m,
 group g): tile * k / 4 + g * mt + m.
@@ -15,13 +19,14 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from mlsdc.compiler.quantise import A8, Q8
+from mlsdc.compiler.quantise import A8, Q4, Q8
 from mlsdc.compiler.types import GROUP
-from mlsdc.templates.params import padded, total_columns
+from mlsdc.templates.params import PAIR_BYTES, padded, total_columns
 
 ROWS = 16
 SUPER = 64
-SUPER_BYTES = ROWS * 2 * 2 + 2 * GROUP * ROWS
+SUPER_BYTES = PAIR_BYTES["q8"]
+SUPER_BYTES_Q4 = PAIR_BYTES["q4"]
 
 
 def q8_bytes(n: int, k: int) -> int:
@@ -52,6 +57,40 @@ def unpack_q8(data: npt.NDArray[np.uint8], n: int, k: int) -> Q8:
     tops = np.ascontiguousarray(blocks[:, :, :64]).view(np.float16).reshape(rows // ROWS, columns // SUPER, 2, ROWS)
     scales = tops.transpose(0, 3, 1, 2).reshape(rows, columns // GROUP)
     return Q8((codes.astype(np.int16) - 128).astype(np.int8)[:n, :k], scales[:n, : k // GROUP])
+
+
+def q4_bytes(n: int, k: int) -> int:
+    return padded(n, ROWS) // ROWS * (padded(k, SUPER) // SUPER) * SUPER_BYTES_Q4
+
+
+def pack_q4(weight: Q4) -> npt.NDArray[np.uint8]:
+    """Packed bytes of codes u8[n, k], scales and minima f16[n, k / 32]."""
+    n, k = weight.codes.shape
+    rows, columns = padded(n, ROWS), padded(k, SUPER)
+    codes = np.zeros((rows, columns), np.uint8)
+    codes[:n, :k] = weight.codes
+    out = np.empty((rows // ROWS, columns // SUPER, SUPER_BYTES_Q4), np.uint8)
+    for at, factors in ((0, weight.scales), (64, weight.mins)):
+        whole = np.zeros((rows, columns // GROUP), np.float16)
+        whole[:n, : k // GROUP] = factors
+        tops = np.ascontiguousarray(whole.reshape(rows // ROWS, ROWS, columns // SUPER, 2).transpose(0, 2, 3, 1))
+        out[:, :, at : at + 64] = tops.view(np.uint8).reshape(rows // ROWS, columns // SUPER, 64)
+    halves = codes.reshape(rows // ROWS, ROWS, columns // SUPER, 2, 2, 4, 4).transpose(4, 0, 2, 3, 5, 1, 6)
+    out[:, :, 128:] = (halves[0] | halves[1] << 4).reshape(rows // ROWS, columns // SUPER, -1)
+    return out.reshape(-1)
+
+
+def unpack_q4(data: npt.NDArray[np.uint8], n: int, k: int) -> Q4:
+    """Inverse of pack_q4."""
+    rows, columns = padded(n, ROWS), padded(k, SUPER)
+    blocks = data.reshape(rows // ROWS, columns // SUPER, SUPER_BYTES_Q4)
+    packed = blocks[:, :, 128:].reshape(rows // ROWS, columns // SUPER, 2, 4, ROWS, 4)
+    codes = np.stack((packed & 15, packed >> 4)).transpose(1, 5, 2, 3, 0, 4, 6).reshape(rows, columns)
+    factors = [
+        np.ascontiguousarray(blocks[:, :, at : at + 64]).view(np.float16).reshape(rows // ROWS, columns // SUPER, 2, ROWS)
+        .transpose(0, 3, 1, 2).reshape(rows, columns // GROUP)[:n, : k // GROUP]
+        for at in (0, 64)]
+    return Q4(np.ascontiguousarray(codes[:n, :k]), factors[0], factors[1])
 
 
 def a8_offsets(rows_padded: int, k: int, fine: int = 0) -> tuple[int, int, int]:

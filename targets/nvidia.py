@@ -17,7 +17,7 @@ from mlsdc.compiler.graph import Graph, Node
 from mlsdc.compiler.ops_kv import AppendKv, PagedAttention
 from mlsdc.compiler.ops_nn import Rope
 from mlsdc.compiler.ops_quant import AppendKvSlice, RopeSlice
-from mlsdc.compiler.quantise import Q8
+from mlsdc.compiler.quantise import Q4, Q8
 from mlsdc.compiler.types import GROUP, Dim, DType, KvType, TensorType, Type
 from mlsdc.runtime.kv_format import KvGeometry, to_bf16
 from mlsdc.runtime.manifest import KernelInfo, TargetInfo
@@ -122,10 +122,10 @@ class NvidiaTarget(Target):
         tensor = self._plain(type_)
         return int(np.prod([int(size) for size in tensor.shape if isinstance(size, int)])) * (4 if tensor.dtype == DType.F32 else 2)
 
-    def pack(self, type_: Type, rows: npt.NDArray[Any] | Q8) -> npt.NDArray[np.uint8]:
+    def pack(self, type_: Type, rows: npt.NDArray[Any] | Q8 | Q4) -> npt.NDArray[np.uint8]:
         """Row-major, as is: plain dtypes only, until a linear has a template and with it a layout of its own."""
         tensor = self._plain(type_)
-        values = np.ascontiguousarray(rows.dequantise() if isinstance(rows, Q8) else rows, np.float32)
+        values = np.ascontiguousarray(rows.dequantise() if isinstance(rows, Q8 | Q4) else rows, np.float32)
         data = to_bf16(values) if tensor.dtype == DType.BF16 else values.astype(PLAIN[tensor.dtype])
         return data.reshape(-1).view(np.uint8)
 

@@ -20,6 +20,9 @@ def total_columns(k: int, fine: int) -> int:
     return padded(k, 64) + padded(32 * fine, 64)
 
 
+PAIR_BYTES = {"q8": 1088, "q4": 640}  # a pair of groups of 16 rows, by weight format (targets/cpu_layout.py)
+
+
 class TirParams:
     """Base: a key from the fields that differ between kernels of one program, so that names stay readable and unique."""
 
@@ -52,16 +55,25 @@ class Rows(TirParams):
 
 
 @dataclass(frozen=True)
-class LinearQ8(Rows):
-    """y[rows, n] = h[rows, k] @ W[n, k]^T, W in 16-row blocks of q8 (targets/cpu_layout.py). `fine` groups have a second plane (a16)."""
+class LinearQ(Rows):
+    """y[rows, n] = h[rows, k] @ W[n, k]^T, W in 16-row blocks of `weights` (targets/cpu_layout.py). `fine` groups have a second plane
+    (a16)."""
 
-    stem = "linear_q8"
+    weights: str = named("", default="q8")  # type: ignore[assignment]
     n: int = 0
     k: int = 0
     isa: str = named("", default="vnni512")  # type: ignore[assignment]
     bias: bool = False
     residual: bool = False
     fine: int = 0
+
+    @property
+    def stem(self) -> str:  # type: ignore[override]
+        return f"linear_{self.weights}"
+
+    @property
+    def pair_bytes(self) -> int:
+        return PAIR_BYTES[self.weights]
 
     @property
     def k_padded(self) -> int:
@@ -77,15 +89,23 @@ class LinearQ8(Rows):
 
 
 @dataclass(frozen=True)
-class GatedQ8(Rows):
+class GatedQ(Rows):
     """a8[rows, n] = quantise(act(gate) * up), (gate | up) = h @ W[2n, k]^T."""
 
-    stem = "gated_q8"
+    weights: str = named("", default="q8")  # type: ignore[assignment]
     n: int = 0
     k: int = 0
     act: str = named("", default="silu")  # type: ignore[assignment]
     isa: str = named("", default="vnni512")  # type: ignore[assignment]
     fine: int = 0
+
+    @property
+    def stem(self) -> str:  # type: ignore[override]
+        return f"gated_{self.weights}"
+
+    @property
+    def pair_bytes(self) -> int:
+        return PAIR_BYTES[self.weights]
 
     @property
     def k_padded(self) -> int:

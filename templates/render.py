@@ -18,7 +18,7 @@ def environment() -> jinja2.Environment:
 
 
 def _source(name: str) -> str | None:
-    """Templates are found by folder: `tir/linear_q8.py.jinja`; fragments import each other by their bare name."""
+    """Templates are found by folder: `tir/linear_q.py.jinja`; fragments import each other by their bare name."""
     from importlib.resources import files
 
     root = files("mlsdc.templates")

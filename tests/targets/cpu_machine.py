@@ -16,14 +16,14 @@ import numpy.typing as npt
 import pytest
 
 from mlsdc.compiler.graph import Graph, Input, Node, Weight
-from mlsdc.compiler.quantise import A8, Q8
+from mlsdc.compiler.quantise import A8, Q4, Q8
 from mlsdc.compiler.types import GROUP, DType, TensorType
 from mlsdc.runtime.program import FloatArg, InputArg, IntArg, PoolArg
 from mlsdc.runtime.step import INPUTS, Header, Limits, StepBuffers, aligned
 from mlsdc.targets.cpu import CpuTarget, kv_geometry, storage
 from mlsdc.targets.cpu_build import ENTRY
 from mlsdc.targets.cpu_isa import ISAS, CpuIsa
-from mlsdc.targets.cpu_layout import a8_offsets, pack_q8, unpack_a8
+from mlsdc.targets.cpu_layout import a8_offsets, unpack_a8
 from mlsdc.targets.protocol import Call, Declined, KernelSpec, Lowering, TempRef, ValueRef
 from mlsdc.templates.params import padded
 from tests.once import once
@@ -94,7 +94,6 @@ class Machine:
         Step inputs are read from `buffers`, row counts from its header; `pool` is changed in place. `over` places values over others.
         """
         buffers = buffers or StepBuffers(self.target.limits, 16)
-        rows = {"rows": int(buffers.header[Header.ROWS]), "out": int(buffers.header[Header.OUT])}
         memory: dict[str, Array] = {}
         for node in graph:
             if over is not None and node.name in over:
@@ -103,7 +102,7 @@ class Machine:
                 size = self.target.packed_bytes(node.type) if isinstance(node.op, Weight) else storage(node.type)
                 memory[node.name] = poisoned(size)
                 if node.name in values:
-                    put(node, values[node.name], memory[node.name], rows)
+                    put(self.target, node, values[node.name], memory[node.name])
         kept: dict[str, Array] = {}
         for lowering in self.target.prologue(graph):
             kept |= {name: poisoned(size) for name, size in lowering.temps.items()}
@@ -176,14 +175,14 @@ def assert_guarded(name: str, memory: Array) -> None:
     assert (around[GUARD + memory.nbytes :] == POISON).all(), f"written beyond {name}"
 
 
-def put(node: Node, value: Any, memory: Array, rows: Mapping[str, int]) -> None:
+def put(target: CpuTarget, node: Node, value: Any, memory: Array) -> None:
     """Lay a value out as the target stores it; rows beyond the value's stay poisoned."""
     type_ = node.type
     assert isinstance(type_, TensorType)
     if isinstance(value, A8):
         put_a8(value, memory, a8_rows(type_))
-    elif isinstance(value, Q8):
-        packed = pack_q8(value)
+    elif isinstance(value, Q8 | Q4):
+        packed = target.pack(type_, value)
         memory[: len(packed)] = packed
     else:
         array = np.ascontiguousarray(value, np.int32 if type_.dtype is DType.I32 else np.float32)

@@ -19,7 +19,8 @@ from tests.targets.cpu_machine import Machine, counted, get
 from tests.targets.qemu_machine import QemuMachine
 
 OTHERS = [isa for isa in ISAS.values() if isa.name != "cpu-x86-64-v4"]
-LINEARS, GATED, QUANTISERS, ROPES = ("linear that pads", "bias and residual"), ("silu",), ("quantise", "norm that pads"), ("rope slice",)
+LINEARS, GATED = ("linear that pads", "bias and residual", "q4 that pads", "q4 bias and residual"), ("silu", "q4 silu")
+QUANTISERS, ROPES = ("quantise", "norm that pads"), ("rope slice",)
 ROW_WISE = (*LINEARS, *GATED, *QUANTISERS, *ROPES)
 TABLES = ("embed 8.0", "table 32", "argmax 1008 1000", "gather")
 UNARIES = ("exp", "gelu", "tanh")

@@ -16,7 +16,7 @@ from mlsdc.compiler import ops_core, ops_nn, ops_quant
 from mlsdc.compiler.graph import Builder, Graph
 from mlsdc.compiler.interpret_core import UNARY, normalised, rotated
 from mlsdc.compiler.ops import Op
-from mlsdc.compiler.quantise import A8, Q8, quantise_a8, quantise_q8
+from mlsdc.compiler.quantise import A8, Q4, Q8, quantise_a8, quantise_q4, quantise_q8
 from mlsdc.compiler.types import GROUP, Dim, DType, TensorType
 from mlsdc.runtime.step import Limits
 from tests.targets.cpu_machine import Machine, counted, get, get_a8, one_by_one_backwards, whole
@@ -50,13 +50,13 @@ def f32(*shape: int | Dim) -> TensorType:
     return TensorType(DType.F32, shape)
 
 
-def linear(n: int, k: int, *, bias: bool = False, residual: bool = False, rows: Dim = ROWS) -> Kernel:
+def linear(n: int, k: int, *, bias: bool = False, residual: bool = False, rows: Dim = ROWS, weights: DType = DType.Q8) -> Kernel:
     inputs = (TensorType(DType.A8, (rows, k)), *((f32(rows, n),) if residual else ()))
-    return Kernel(ops_quant.LinearQ(bias, residual), inputs, (TensorType(DType.Q8, (n, k)), *((f32(n),) if bias else ())))
+    return Kernel(ops_quant.LinearQ(bias, residual), inputs, (TensorType(weights, (n, k)), *((f32(n),) if bias else ())))
 
 
-def gated(n: int, k: int, act: str) -> Kernel:
-    return Kernel(ops_quant.GatedQuantise(act), (TensorType(DType.A8, (ROWS, k)),), (TensorType(DType.Q8, (2 * n, k)),))
+def gated(n: int, k: int, act: str, weights: DType = DType.Q8) -> Kernel:
+    return Kernel(ops_quant.GatedQuantise(act), (TensorType(DType.A8, (ROWS, k)),), (TensorType(weights, (2 * n, k)),))
 
 
 def norm(k: int, eps: float, offset: float = 0.0, rows: Dim = ROWS) -> Kernel:
@@ -68,8 +68,12 @@ LINEARS = {
     "bias": linear(48, 96, bias=True),
     "residual": linear(64, 576, residual=True), "bias and residual": linear(16, 96, bias=True, residual=True),
     "head": linear(1008, 96, rows=OUT),
+    "q4": linear(48, 64, weights=DType.Q4), "q4 of one group": linear(16, 32, weights=DType.Q4),
+    "q4 that pads": linear(112, 160, weights=DType.Q4), "q4 residual": linear(64, 576, residual=True, weights=DType.Q4),
+    "q4 bias and residual": linear(16, 96, bias=True, residual=True, weights=DType.Q4),
 }  # fmt: skip
-GATED = {"silu": gated(128, 96, "silu"), "gelu_tanh": gated(64, 64, "gelu_tanh"), "wide silu": gated(192, 160, "silu")}
+GATED = {"silu": gated(128, 96, "silu"), "gelu_tanh": gated(64, 64, "gelu_tanh"), "wide silu": gated(192, 160, "silu"),
+         "q4 silu": gated(128, 96, "silu", DType.Q4), "q4 gelu_tanh": gated(64, 160, "gelu_tanh", DType.Q4)}  # fmt: skip
 QUANTISERS = {
     "quantise": Kernel(ops_quant.Quantise(), (f32(ROWS, 96),)), "quantise whole": Kernel(ops_quant.Quantise(), (f32(ROWS, 128),)),
     "norm": norm(576, 1e-5), "norm that pads": norm(96, 1e-6), "gemma norm": norm(64, 1e-6, 1.0), "head norm": norm(32, 1e-5, rows=OUT),
@@ -129,7 +133,10 @@ def random_of(rng: np.random.Generator, type_: TensorType, rows: int) -> Any:
     x = rng.standard_normal(shape, np.float32) * np.exp2(rng.integers(-6, 7, (*shape[:-1], 1))).astype(np.float32)
     if len(shape) == 2 and shape[-1] % GROUP == 0:
         x.reshape(shape[0], -1, GROUP)[rng.random((shape[0], shape[1] // GROUP)) < 0.1] = 0
-    return quantise_a8(x) if type_.dtype is DType.A8 else quantise_q8(x / 8) if type_.dtype is DType.Q8 else x
+    return QUANTISE[type_.dtype](x) if type_.dtype in QUANTISE else x
+
+
+QUANTISE = {DType.A8: quantise_a8, DType.Q8: lambda x: quantise_q8(x / 8), DType.Q4: lambda x: quantise_q4(x / 8)}
 
 
 def inputs_of(kernel: Kernel, rows: int, seed: int) -> tuple[list[Any], list[Any]]:
@@ -157,8 +164,15 @@ def pick(value: Any, rows: Any) -> Any:
     return A8(value.codes[rows], value.scales[rows]) if isinstance(value, A8) else value[rows]
 
 
-def f64(value: A8 | Q8 | Array) -> Array:
-    return (value.dequantise() if isinstance(value, A8 | Q8) else value).astype(np.float64)
+def f64(value: A8 | Q8 | Q4 | Array) -> Array:
+    return (value.dequantise() if isinstance(value, A8 | Q8 | Q4) else value).astype(np.float64)
+
+
+def size_of(weight: Q8 | Q4) -> Array:
+    """Sum of the sizes of the terms of each weight: what its rounding is relative to."""
+    if isinstance(weight, Q8):
+        return np.abs(f64(weight))
+    return f64(Q4(weight.codes, np.abs(weight.scales), np.abs(weight.mins)))
 
 
 # --- numbers ---
@@ -171,10 +185,10 @@ def test_a_linear_is_within_its_rounding_of_float64(machine: Machine, name: str,
     (y,) = run(machine, name, inputs, weights)
     terms = [*weights[1:], *inputs[1:]]
     exact = f64(inputs[0]) @ f64(weights[0]).T + sum(f64(t) for t in terms)
-    # every group's dot is a whole number: what rounds is one product of scales and one fma a group, and one sum a term
-    size = np.abs(f64(inputs[0])) @ np.abs(f64(weights[0])).T + sum(np.abs(f64(t)) for t in terms)
+    # every group's dot is a whole number: what rounds is one product of scales (q4: and an fma) and one fma a group, and one sum a term
+    size = np.abs(f64(inputs[0])) @ size_of(weights[0]).T + sum(np.abs(f64(t)) for t in terms)
     groups = weights[0].scales.shape[1]
-    assert (np.abs(y - exact) <= size * (groups + 3) * 2.0**-24).all()
+    assert (np.abs(y - exact) <= size * (groups + 4) * 2.0**-24).all()
 
 
 @pytest.mark.parametrize("rows", COUNTS)
@@ -195,7 +209,7 @@ def test_a_gated_row_is_the_nearest_code_of_float64(machine: Machine, name: str,
     inputs, weights = inputs_of(kernel, rows, rows)
     gate, up = torch.from_numpy(f64(inputs[0]) @ f64(weights[0]).T).chunk(2, dim=-1)
     # float32 sums behind the activation: a few parts in 10^6 of the largest of the terms
-    size = np.abs(f64(inputs[0])) @ np.abs(f64(weights[0])).T
+    size = np.abs(f64(inputs[0])) @ size_of(weights[0]).T
     slack = 4e-6 * (size[:, : gate.shape[1]] * np.abs(up.numpy()) + np.abs(gate.numpy()) * size[:, gate.shape[1] :]) + 1e-12
     assert_quantised(run(machine, name, inputs, weights), (UNARY[kernel.op.act](gate) * up).numpy(), slack)
 
