@@ -20,6 +20,7 @@ VERBS = {
     "compile": "compile a model.yaml into one artifact",
     "run": "answer a prompt with an artifact",
     "bench": "measure an artifact on this machine",
+    "eval": "measure what a KV-cache format costs in quality",
     "inspect": "show what is in an artifact",
     "verify": "check every byte of an artifact",
     "targets": "list what can be compiled for",
@@ -38,6 +39,7 @@ VERBS = {
 EXTRAS = {
     **dict.fromkeys(("gguf", "networkx", "onnx", "safetensors", "torch", "transformers", "tvm", "yaml"), "compile"),
     "triton": "nvidia",
+    "matplotlib": "plot",
 }
 
 

@@ -55,6 +55,20 @@ def main(args: argparse.Namespace) -> int:
     return 0
 
 
+def compile_or_fetch(config: Config, output: Path) -> None:
+    """The artifact of a config at `output`, from the cache if it is there. Raises MlsdcError."""
+    with shown_progress() as shown:
+        key = cached_key(config)
+        if key and fetched(key, output):
+            return
+        from mlsdc.compiler.cache import store
+        from mlsdc.compiler.driver import compile_model
+
+        compile_model(config, output, progress=shown)
+        if key:
+            store(key, output)
+
+
 @contextmanager
 def shown_progress() -> Iterator[Progress]:
     """Lines if MLSDC_LOG asks for them, else what a terminal shows."""

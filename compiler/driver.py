@@ -10,6 +10,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mlsdc.compiler import config_record
 from mlsdc.compiler.calibrate import calibration
 from mlsdc.compiler.capture import ModelSource, WeightSource, load_source
 from mlsdc.compiler.config import Config, load_config, parse_config
@@ -81,6 +82,7 @@ def compile_model(config: Config | Mapping[str, Any] | Path | str, output: Path 
             if level.graphs:
                 write_text(folder, f"graph/{level.name}.ir", "\n".join(print_graph(graph) for graph in level.graphs.values()))
         write_text(folder, "explain.json", json.dumps({"passes": explain.passes}, indent=1, sort_keys=True, default=str) + "\n")
+        write_text(folder, config_record.NAME, config_record.config_json(config, source.label))
         write_text(folder, "tokenizer.json", source.tokenizer_json)
         if source.chat_template:
             write_text(folder, "chat_template.jinja", source.chat_template)

@@ -5,9 +5,7 @@ The reference is transformers in f32 with the checkpoint's own (dequantised) wei
 
 from __future__ import annotations
 
-import hashlib
 import math
-import platform
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -32,18 +30,6 @@ class Fidelity:
     top1: float
     perplexity: float
     reference_perplexity: float
-
-
-def evaluation_text() -> str:
-    """The default text: `pydoc_data.topics`, which ships with Python, in sorted order, joined by blank lines."""
-    from pydoc_data import topics
-
-    return "\n\n".join(topics.topics[name] for name in sorted(topics.topics))
-
-
-def describe_text(text: str) -> str:
-    """What is printed beside every figure: the text's hash and the Python it came with."""
-    return f"sha256 {hashlib.sha256(text.encode()).hexdigest()[:16]}, Python {platform.python_version()}"
 
 
 def reference_model(source: ModelSource) -> nn.Module:

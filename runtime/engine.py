@@ -16,17 +16,19 @@ from typing import cast
 from mlsdc.runtime.admission import Admission, Prompt
 from mlsdc.runtime.artifact import Artifact
 from mlsdc.runtime.commit import commit_tokens, finish
-from mlsdc.runtime.device.base import Device, LevelMemory
+from mlsdc.runtime.device.base import Device, LevelMemory, Watched
 from mlsdc.runtime.drafting import Drafting
-from mlsdc.runtime.errors import ArtifactError, CapacityError, DeviceError, RequestError
+from mlsdc.runtime.errors import CapacityError, DeviceError, RequestError
 from mlsdc.runtime.kv_pool import KvPool
 from mlsdc.runtime.levels.base import Level
 from mlsdc.runtime.manifest import Manifest
+from mlsdc.runtime.memory_plan import load_plan
 from mlsdc.runtime.request import Delta, Request, Result, StepItem, TokenLogprobs
 from mlsdc.runtime.sampling.record import RecordWriter
 from mlsdc.runtime.sampling_params import SamplingParams
 from mlsdc.runtime.scheduler import Scheduler
 from mlsdc.runtime.statistics import Statistics
+from mlsdc.runtime.step import Array, StepBuffers
 from mlsdc.runtime.tokenizer import Tokenizer
 from mlsdc.runtime.tree import walk
 from mlsdc.runtime.verify import CommitList, write_rows
@@ -62,11 +64,12 @@ class Engine:
 
     @staticmethod
     def load(path: str | Path, *, threads: int | None = None, num_pages: int | None = None, kv_pool_bytes: int | None = None,
-             device: str = "auto") -> Engine:
+             memory_bytes: int | None = None, device: str = "auto") -> Engine:
         """Open and check an artifact and make it ready to serve on this machine.
 
-        The page pool's size is `num_pages`, else `kv_pool_bytes`, else what the artifact says (memory.kv_pool), else room for
-        `max_num_seqs` full contexts in at most a quarter of the memory. Raises ArtifactError, DeviceError, CapacityError.
+        The page pool's size is `num_pages` of the target's, else `kv_pool_bytes`, else what `memory_bytes` leaves beside weights,
+        activations and buffers, else what the artifact says (`memory` of model.yaml), else room for `max_num_seqs` full contexts in at
+        most a quarter of the memory. Raises ArtifactError, DeviceError, CapacityError.
         """
         from mlsdc.runtime.device import open_device
         from mlsdc.runtime.levels import make_level
@@ -74,15 +77,23 @@ class Engine:
         artifact = Artifact.open(path)
         manifest = artifact.manifest
         target = artifact.pick_target(device)
-        pages = _pool_pages(manifest, num_pages, kv_pool_bytes)
+        plan = load_plan(artifact, target, num_pages=num_pages, kv_pool_bytes=kv_pool_bytes, budget=memory_bytes)
         tokenizer = _open_tokenizer(artifact)
         opened = open_device(artifact, target, threads=threads)
         try:
             levels = [make_level(info, i, opened.native) for i, info in enumerate(manifest.levels[:-1])]
-            return Engine(manifest, opened, opened.load_level(manifest.target_level.name, pages), levels, tokenizer=tokenizer)
+            memory = opened.load_level(manifest.target_level.name, plan.num_pages)
+            return Engine(manifest, opened, memory, levels, tokenizer=tokenizer)
         except BaseException:
             opened.close()
             raise
+
+    def watch_forward(self, seen: Callable[[StepBuffers, Array], None]) -> None:
+        """Call `seen(step buffers, logits)` after every run of the target's forward program, in the thread that runs it.
+
+        Logits are f32[max_logit_rows, padded vocabulary], one row for each of `out_rows`, valid until the next run.
+        """
+        self._forward = Watched(self._forward, lambda: seen(self._memory.buffers, self._forward.tap("logits")))
 
     # --- the loop ---
 
@@ -368,35 +379,6 @@ def _as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     if isinstance(first, (str, Sequence)):
         return list(cast("Sequence[Prompt]", prompts))
     return [cast("Prompt", prompts)]
-
-
-def _pool_pages(manifest: Manifest, num_pages: int | None, kv_pool_bytes: int | None) -> int:
-    """How many pages the target's pool gets. Raises CapacityError, ArtifactError."""
-    geometry, limits = manifest.target_level.kv, manifest.limits
-    if geometry is None:
-        raise ArtifactError(f"manifest.json: level '{manifest.target_level.name}' has no KV geometry; compile again")
-    each = limits.pages_per_seq(geometry.page_size) + limits.scratch_pages(geometry.page_size)
-    if kv_pool_bytes is None:
-        kv_pool_bytes = manifest.target_level.params.get("kv_pool_bytes")
-    if num_pages is None and kv_pool_bytes is not None:
-        num_pages = kv_pool_bytes // geometry.page_bytes
-    if num_pages is None:
-        num_pages = max(each, min(limits.max_num_seqs * each, _memory_bytes() // 4 // geometry.page_bytes))
-    least = 1 + limits.scratch_pages(geometry.page_size)
-    if num_pages < least:
-        raise CapacityError(
-            f"kv pool: {num_pages} pages of {geometry.page_bytes} bytes, expected at least {least}: one page and a scratch slab")
-    return num_pages
-
-
-def _memory_bytes() -> int:
-    """This machine's memory; 8 GiB where it cannot be asked."""
-    import os
-
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (ValueError, OSError, AttributeError):
-        return 8 << 30
 
 
 def _open_tokenizer(artifact: Artifact) -> Tokenizer | None:

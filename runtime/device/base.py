@@ -29,6 +29,25 @@ class BoundProgram(ABC):
         """Run once, timing each launch: (node, kernel, microseconds)."""
 
 
+class Watched(BoundProgram):
+    """A program, and something that is told after each of its runs."""
+
+    def __init__(self, program: BoundProgram, ran: Callable[[], None]) -> None:
+        self.name = program.name
+        self._program = program
+        self._ran = ran
+
+    def run(self) -> None:
+        self._program.run()
+        self._ran()
+
+    def tap(self, name: str) -> Array:
+        return self._program.tap(name)
+
+    def profile(self) -> list[tuple[str, str, float]]:
+        return self._program.profile()
+
+
 class LevelMemory(ABC):
     """What one level owns on a device: weights, page pool, step buffers, programs."""
 

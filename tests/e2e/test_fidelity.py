@@ -11,8 +11,9 @@ def test_int8_keeps_the_choices_and_the_distribution_of_the_f32_model(smollm2: P
     import torch
 
     from mlsdc.compiler.capture import load_source
-    from mlsdc.compiler.fidelity import describe_text, evaluation_text, fidelity, reference_model
+    from mlsdc.compiler.fidelity import fidelity, reference_model
     from mlsdc.runtime.artifact import Artifact
+    from mlsdc.runtime.bench.quality import describe_text, evaluation_text
     from mlsdc.runtime.device import open_device
     from mlsdc.runtime.tokenizer import Tokenizer
 
