@@ -13,7 +13,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from mlsdc.compiler import interpret_capture, interpret_core, interpret_kv, interpret_quant  # noqa: F401  (they register their ops)
+from mlsdc.compiler import (  # noqa: F401  (they register their ops)
+    interpret_capture,
+    interpret_core,
+    interpret_kv,
+    interpret_moe,
+    interpret_quant,
+)
 from mlsdc.compiler.errors import IrError
 from mlsdc.compiler.graph import Graph, Input, Node, Weight
 from mlsdc.compiler.interpret_core import EVAL, Context, Value

@@ -14,6 +14,7 @@ from mlsdc.compiler.errors import CaptureError
 from mlsdc.compiler.ops import Op
 from mlsdc.compiler.ops_capture import CausalMask, Sdpa
 from mlsdc.compiler.ops_core import Binary, Cast, Cat, Expand, MatMul, Reduce, Reshape, Scalar, Slice, Softmax, Transpose, Unary
+from mlsdc.compiler.ops_moe import ExpertLinear, Take, TopK
 from mlsdc.compiler.ops_nn import Embed, Linear, RmsNorm
 from mlsdc.compiler.types import DType
 
@@ -41,6 +42,9 @@ class Emit(Protocol):
 
     def mask_node(self, mask: CausalMask) -> str:
         """The one node of the graph that makes this mask."""
+
+    def expert_rows(self, value: str) -> tuple[str, int]:
+        """A tensor [experts, n, k] of the checkpoint, or a turned one, as the weight [experts n, k]; and experts."""
 
 
 @dataclass(frozen=True)
@@ -273,6 +277,59 @@ def outer(e: Emit, a: str, b: str) -> str:
 @aten("linear.default")
 def linear(e: Emit, x: str, weight: str, bias: str | None = None) -> str:
     return e.add(Linear(), x, weight, *([bias] if bias else []))
+
+
+@aten("div_.Tensor", "mul_.Tensor", "add_.Tensor")
+def in_place(e: Emit, a: str, b: Any) -> Any:
+    """The new value under the old one's place; the old one must not be read later."""
+    changed = e.node.args[0]
+    assert isinstance(changed, fx.Node)
+    later = list(changed.users)
+    if any(user is not e.node for user in later[later.index(e.node) :]):
+        raise CaptureError(f"{e.node.name}: changes '{changed.name}' in place, which is read later")
+    return binary(e, overload(e.node).partition("_")[0], a, b)
+
+
+@aten("layer_norm.default")
+def layer_norm(
+    e: Emit, x: str, shape: list[int], weight: str | None = None, bias: str | None = None, eps: float = 1e-5, *_: Any
+) -> str | float:
+    """x - mean(x), which rms_norm then scales."""
+    if weight is None or len(shape) != 1:
+        raise CaptureError(f"{e.node.name}: layer_norm without a weight, or over several axes, cannot be captured")
+    centred = e.add(Binary("sub"), x, e.add(Reduce("mean", -1), x))
+    normed = e.add(RmsNorm(eps), centred, weight)
+    return normed if bias is None else e.add(Binary("add"), normed, bias)
+
+
+@aten("clamp.default")
+def clamp(e: Emit, x: str, low: float | None = None, high: float | None = None) -> str:
+    x = x if low is None else e.add(Scalar("maximum", float(low)), x)
+    return x if high is None else e.add(Scalar("minimum", float(high)), x)
+
+
+@aten("norm.ScalarOpt_dim", "linalg_vector_norm.default")
+def norm(e: Emit, x: str, order: float = 2, dim: list[int] | None = None, keepdim: bool = False, **_: Any) -> str:
+    if order not in (1, 2) or dim is None or len(dim) != 1:
+        raise CaptureError(f"{e.node.name}: a norm of order {order} over axes {dim} cannot be captured; orders 1 and 2 of one axis can")
+    if order == 1:
+        return _reduce(e, "sum", e.add(Unary("abs"), x), dim, keepdim)
+    return e.add(Unary("sqrt"), _reduce(e, "sum", e.add(Scalar("pow", 2.0), x), dim, keepdim))
+
+
+@aten("topk.default")
+def top_k(e: Emit, x: str, k: int, dim: int = -1, largest: bool = True, sort: bool = True) -> list[str]:
+    if dim % len(e.shape(x)) != len(e.shape(x)) - 1 or not largest or len(e.shape(x)) != 2:
+        raise CaptureError(f"{e.node.name}: topk of {list(e.shape(x))} over axis {dim}; the largest of a matrix's rows can be captured")
+    index = e.add(TopK(k), x)
+    return [e.add(Take(), x, index), index]
+
+
+@aten("mlsdc.expert_linear.default")
+def expert_linear(e: Emit, x: str, weight: str, index: str, bias: str | None = None) -> str:
+    """capture.experts' op: [experts, n, k] becomes [experts n, k]."""
+    rows, experts = e.expert_rows(weight)
+    return e.add(ExpertLinear(experts), x, rows, index, *([bias] if bias else []))
 
 
 @aten("embedding.default")

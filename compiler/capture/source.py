@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -71,23 +72,61 @@ class ModelSource:
 
 
 @dataclass(frozen=True)
+class Turned:
+    """Tensor `source` of the checkpoint, [experts, k, n] or [experts k, n], read as [experts, n, k]."""
+
+    source: str
+    experts: int
+
+    def shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        rows = math.prod(shape[:-1])
+        return self.experts * shape[-1], rows // self.experts
+
+    def turn(self, values: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Experts one below the other."""
+        each = values.reshape(self.experts, -1, values.shape[-1]).swapaxes(1, 2)
+        return np.ascontiguousarray(each).reshape(self.shape(values.shape))
+
+
+@dataclass(frozen=True)
 class WithConstants:
-    """`base` plus tensors a capture computed itself (inv_freq), which win over the checkpoint's."""
+    """`base` plus tensors a capture computed itself (inv_freq), which win over the checkpoint's, and turned views of others.
+
+    A tensor of experts, [experts, n, k], is given as [experts n, k].
+    """
 
     base: WeightSource
     constants: Mapping[str, NDArray[np.float32]]
+    turned: Mapping[str, Turned] = field(default_factory=dict)
 
     def names(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys((*self.base.names(), *self.constants)))
+        here = set(self.base.names())
+        views = (name for name, view in self.turned.items() if view.source in here)
+        return tuple(dict.fromkeys((*self.base.names(), *self.constants, *views)))
 
     def shape(self, name: str) -> tuple[int, ...]:
-        return self.constants[name].shape if name in self.constants else self.base.shape(name)
+        view = self.turned.get(name)
+        if view is not None:
+            return view.shape(self.base.shape(view.source))
+        return self.constants[name].shape if name in self.constants else flat(self.base.shape(name))
 
     def read(self, name: str) -> NDArray[np.float32]:
-        return self.constants[name] if name in self.constants else self.base.read(name)
+        view = self.turned.get(name)
+        if view is not None:
+            return view.turn(self.base.read(view.source))
+        if name in self.constants:
+            return self.constants[name]
+        values = self.base.read(name)
+        return values.reshape(flat(values.shape))
 
     def block(self, name: str) -> Blocks | None:
-        return None if name in self.constants else self.base.block(name)
+        found = None if name in self.constants or name in self.turned else self.base.block(name)
+        return found if found is None else replace(found, shape=flat(found.shape))
+
+
+def flat(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Experts one below the other."""
+    return (shape[0] * shape[1], shape[2]) if len(shape) == 3 else shape
 
 
 def checked(values: NDArray[np.float32], where: str, name: str) -> NDArray[np.float32]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import difflib
 import inspect
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -21,13 +20,15 @@ from torch.export.graph_signature import InputKind
 from torch.overrides import TorchFunctionMode
 
 from mlsdc.compiler.capture.aten import DTYPES, RULES, overload
+from mlsdc.compiler.capture.checkpoint import check_unused, check_weights, under_checkpoint_names
+from mlsdc.compiler.capture.experts import settle_experts
 from mlsdc.compiler.capture.lengths import LengthValues
-from mlsdc.compiler.capture.source import Blocks, ModelSource, WeightSource, WithConstants
+from mlsdc.compiler.capture.source import Blocks, ModelSource, Turned, WeightSource, WithConstants, flat
 from mlsdc.compiler.errors import CaptureError, IrError
-from mlsdc.compiler.graph import Builder, Graph
+from mlsdc.compiler.graph import Builder, Editor, Graph, Weight
 from mlsdc.compiler.ops import Op
 from mlsdc.compiler.ops_capture import CausalMask, Positions
-from mlsdc.compiler.ops_core import Cast, Reshape
+from mlsdc.compiler.ops_core import Cast, Reshape, Transpose
 from mlsdc.compiler.types import Dim, DType, TensorType
 
 _EXAMPLE_LENGTH = 8
@@ -82,10 +83,12 @@ def capture_model(
     module = hf_module(source.config, attention)
     limit = max_tokens or int(source.config.get("max_position_embeddings", 2048))
     settle_rope(module, limit)
+    settle_experts(module)
     if source.rope_factors is not None:
         divide_frequencies(module, source.rope_factors, source.label)
-    graph, constants = export_graph(module, limit, name)
-    weights = WithConstants(source.weights, constants)
+    graph, constants, turned = export_graph(module, limit, name)
+    graph = under_checkpoint_names(graph, module, source)
+    weights = WithConstants(source.weights, constants, turned)
     check_weights(graph, weights, source.label)
     check_unused(graph, module, source)
     return Captured(graph, weights)
@@ -93,8 +96,9 @@ def capture_model(
 
 def capture_module(module: nn.Module, *, max_tokens: int = 2048, name: str = "forward") -> Captured:
     """Export any module from token ids i64[1, seq] to logits f32[1, seq, vocab]; its parameters are the weights. Raises CaptureError."""
-    graph, constants = export_graph(module.eval(), max_tokens, name)
-    return Captured(graph, WithConstants(ModuleWeights(module), constants))
+    settle_experts(module)
+    graph, constants, turned = export_graph(module.eval(), max_tokens, name)
+    return Captured(graph, WithConstants(ModuleWeights(module), constants, turned))
 
 
 def hf_module(config: Mapping[str, Any], attention: str = "sdpa") -> nn.Module:
@@ -165,39 +169,10 @@ def divide_frequencies(module: nn.Module, factors: NDArray[np.float32], label: s
             part.inv_freq = nn.Buffer(inv_freq / torch.from_numpy(factors), persistent=False)
 
 
-def check_weights(graph: Graph, weights: WeightSource, label: str) -> None:
-    """Raises CaptureError for the first weight node that `weights` cannot fill."""
-    names = set(weights.names())
-    for node in graph.weights():
-        for name in node.op.sources:  # type: ignore[attr-defined]
-            if name not in names:
-                near = difflib.get_close_matches(name, names, 1)
-                raise CaptureError(f"{label}: has no tensor '{name}'" + (f"; the nearest is '{near[0]}'" if near else ""))
-            if isinstance(node.type, TensorType) and weights.shape(name) != node.type.shape:
-                found, wanted = list(weights.shape(name)), list(node.type.shape)
-                raise CaptureError(f"{label}: tensor '{name}' has shape {found}, the model expects {wanted}")
-
-
-_NEVER_READ = (r"rotary_emb\.inv_freq$", r"attn\.(masked_)?bias$", r"^lm_head\.weight$")
-
-
-def check_unused(graph: Graph, module: nn.Module, source: ModelSource) -> None:
-    """Raises CaptureError for tensors that the model does not read: then it is another model than config.json says (a bias too many, ...).
-
-    What old checkpoints carry for nothing (inv_freq, masks, the copy of a tied head) and what transformers lists as ignored may be there.
-    """
-    read = {name for node in graph.weights() for name in node.op.sources}  # type: ignore[attr-defined]
-    ignored = [*_NEVER_READ, *(getattr(module, "_keys_to_ignore_on_load_unexpected", None) or ())]
-    unused = [name for name in source.weights.names() if name not in read and not any(re.search(p, name) for p in ignored)]
-    if unused:
-        more = f" and {len(unused) - 1} more" if len(unused) > 1 else ""
-        raise CaptureError(f"{source.label}: has tensor '{unused[0]}'{more}, which the model of its config does not read")
-
-
 def export_graph(
     module: nn.Module, max_tokens: int, name: str
-) -> tuple[Graph, dict[str, NDArray[np.float32]]]:
-    """The core-op graph of a module and the constants it needs beside its parameters."""
+) -> tuple[Graph, dict[str, NDArray[np.float32]], dict[str, Turned]]:
+    """The core-op graph of a module, the constants it needs beside its parameters, and the parameters it reads turned."""
     for path, parameter in module.named_parameters():
         if parameter.is_floating_point() and parameter.dtype is not torch.float32:
             kind = str(parameter.dtype).removeprefix("torch.")
@@ -229,6 +204,8 @@ class _Conversion:
         self.exported = exported
         self.seq = Dim("seq", 1, max_tokens)
         self.constants: dict[str, NDArray[np.float32]] = {}
+        self.turned: dict[str, Turned] = {}
+        self.experts = False
         self.env: dict[fx.Node, Any] = {}
         self._taken: dict[str, int] = {}
         self._read_signature(module)
@@ -260,7 +237,7 @@ class _Conversion:
         self.tokens = user[0]
         self.lengths = LengthValues(leaves, self.tokens)
 
-    def run(self, name: str) -> tuple[Graph, dict[str, NDArray[np.float32]]]:
+    def run(self, name: str) -> tuple[Graph, dict[str, NDArray[np.float32]], dict[str, Turned]]:
         self._reject_unknown()
         self.builder = Builder(name)
         self.env[self.tokens] = self.builder.input("tokens", TensorType(DType.I32, (1, self.seq)))
@@ -271,7 +248,8 @@ class _Conversion:
         logits = result.args[0][0]
         if not isinstance(self.env.get(logits), str):
             raise CaptureError("the module's first output does not depend on its token ids")
-        return self.builder.build(logits=self.env[logits]), self.constants
+        graph = self.builder.build(logits=self.env[logits])
+        return (Editor(graph).finish() if self.experts else graph), self.constants, self.turned
 
     def _reject_unknown(self) -> None:
         """One error for all nodes without a rule, before anything is built."""
@@ -378,6 +356,25 @@ class _Conversion:
     def mask_node(self, mask: CausalMask) -> str:
         window = f".window_{mask.window}" if mask.window else ""
         return self._once(f"causal_mask{'.additive' if mask.additive else ''}{window}", mask, self.env[self.tokens])
+
+    def expert_rows(self, value: str) -> tuple[str, int]:
+        self.experts = True
+        node = self.builder.nodes[value]
+        assert isinstance(node.type, TensorType)
+        shape = tuple(size for size in node.type.shape if isinstance(size, int))
+        turned = isinstance(node.op, Transpose)
+        while isinstance(node.op, Transpose | Reshape):
+            node = self.builder.nodes[node.inputs[0]]
+        if not isinstance(node.op, Weight) or not isinstance(node.type, TensorType):
+            raise CaptureError(f"{self.node.name}: its experts are '{value}', which is no tensor of the checkpoint")
+        (target,) = node.op.sources
+        if turned:
+            self.turned[f"{target}^T"] = Turned(target, shape[0])
+            target = f"{target}^T"
+        name = f"w.{target}.experts"
+        if name not in self.builder.nodes:
+            self.builder.weight(name, TensorType(node.type.dtype, flat(shape)), target)
+        return name, shape[0]
 
     def _sizes(self, node: fx.Node) -> tuple[int, ...]:
         return tuple(int(s) if isinstance(s, int) else -1 for s in node.meta["val"].shape)

@@ -47,7 +47,9 @@ def hf_model(name: str) -> nn.Module:
             offset = 0.0 if path.endswith("bias") or "gemma" in config.model_type else 1.0
             parameter.normal_(offset, 0.2, generator=generator)
         else:
-            scale = 0.3 if "embed_tokens" in path else parameter.shape[-1] ** -0.5
+            scale = 0.3 if "embed_tokens" in path or "wte" in path else parameter.shape[-1] ** -0.5
+            if path.endswith(("mlp.gate.weight", "router.layer.weight")):
+                scale *= 4  # a choice among experts that is close matters little
             parameter.normal_(0.0, scale, generator=generator)
     return model  # type: ignore[no-any-return]
 
