@@ -39,6 +39,7 @@ class Vocabulary:
         decoder = json.loads(tokenizer.decoder.__getstate__()) if tokenizer.decoder else {}  # the library's way to its JSON
         self.special = frozenset(i for i, token in tokenizer.get_added_tokens_decoder().items() if token.special)
         self._bytes: dict[int, bytes] = {}
+        self.whole: dict[int, str | None] = {}  # text of a byte-level token that is UTF-8 by itself, None for those that are not
         self._make: Callable[[frozenset[int]], Detokenizer]
         steps = [step["type"] for step in decoder.get("decoders", [decoder]) if step]
         if steps == ["ByteLevel"]:
@@ -67,6 +68,10 @@ class Vocabulary:
             except KeyError:  # an added token, spelt as it is
                 found = text.encode()
             self._bytes[token] = found
+            try:
+                self.whole[token] = found.decode()
+            except UnicodeDecodeError:
+                self.whole[token] = None
         return found
 
 
@@ -74,15 +79,24 @@ class ByteLevelStream(Detokenizer):
     def __init__(self, vocabulary: Vocabulary, skipped: frozenset[int]) -> None:
         self.vocabulary = vocabulary
         self.skipped = skipped
-        self.decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self.pending = b""  # of an unfinished character
 
     def feed(self, tokens: Sequence[int]) -> str:
-        bytes_of, skipped = self.vocabulary.bytes_of, self.skipped
-        return self.decoder.decode(b"".join(bytes_of(token) for token in tokens if token not in skipped))
+        skipped = self.skipped
+        if len(tokens) == 1 and not self.pending:  # a plain step's one token, most often: nothing to join, nothing to cut
+            token = tokens[0]
+            text = self.vocabulary.whole.get(token)
+            if text is not None and token not in skipped:
+                return text
+        bytes_of = self.vocabulary.bytes_of
+        data = self.pending + b"".join([bytes_of(token) for token in tokens if token not in skipped])
+        text, used = codecs.utf_8_decode(data, "replace", False)
+        self.pending = data[used:]
+        return text
 
     def flush(self) -> str:
-        text = self.decoder.decode(b"", final=True)
-        self.decoder.reset()
+        text = self.pending.decode(errors="replace")
+        self.pending = b""
         return text
 
 

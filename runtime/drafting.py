@@ -46,6 +46,9 @@ class Drafting:
     def committed(self, item: StepItem, accepted: Sequence[int]) -> None:
         """The target chose: `accepted` are the indices of the nodes of the item's tree that were committed."""
         tree = item.tree
+        if not tree:
+            item.request.statistics.steps += 1
+            return
         names = [self._names[i] for i in tree.levels or (0,) * len(tree)]
         item.request.statistics.count_step(names, tree.depths(), set(accepted))
 

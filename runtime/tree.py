@@ -70,6 +70,8 @@ def walk(tree: Tree, choices: Sequence[int]) -> tuple[list[int], list[int]]:
     `choices[0]` is the target's choice after the last committed token, `choices[i + 1]` after node i. A node is accepted
     iff it equals its parent's choice (law L1); the last committed token is the bonus, so len(tokens) = len(nodes) + 1.
     """
+    if not tree:
+        return [], [choices[0]]
     children: dict[tuple[int, int], int] = {}
     for i in range(len(tree) - 1, -1, -1):  # backwards: of two equal siblings the first one wins
         children[tree.parents[i], tree.tokens[i]] = i

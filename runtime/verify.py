@@ -20,38 +20,57 @@ def write_rows(buffers: StepBuffers, items: Sequence[StepItem]) -> None:
     for seq, item in enumerate(items):
         request, tree = item.request, item.tree
         first = request.num_computed
-        count = 1 + len(tree) if tree else item.rows
-        end = row + count
         if tree:
+            count = _write_tree(buffers, seq, row, item)
+        elif item.rows == 1:  # a plain decode step: scalars, a third of the cost of slices
+            count = 1
             buffers.tokens[row] = request.tokens[first]
-            buffers.tokens[row + 1 : end] = tree.tokens
             buffers.positions[row] = first
-            buffers.positions[row + 1 : end] = [first + depth for depth in tree.depths()]
-            buffers.row_slot[row:end] = range(count)
-            buffers.ancestors[row:end] = ancestor_words(tree)
-            scratch = request.table.scratch
-            buffers.scratch_table[seq, : len(scratch)] = scratch
+            buffers.row_slot[row] = -1
+            buffers.ancestors[row] = 0
+            buffers.row_seq[row] = seq
         else:
+            count = item.rows
+            end = row + count
             buffers.tokens[row:end] = request.tokens[first : first + count]
             buffers.positions[row:end] = range(first, first + count)
             buffers.row_slot[row:end] = -1
             buffers.ancestors[row:end] = 0
-        buffers.row_seq[row:end] = seq
+            buffers.row_seq[row:end] = seq
         buffers.seq_ctx[seq] = first
         buffers.seq_row[seq] = row
         buffers.seq_rows[seq] = count
         pages = request.table.pages
         buffers.page_table[seq, : len(pages)] = pages
+        row += count
         wanted = item.outs = item.logit_rows
         item.out = out if wanted else -1
-        buffers.out_rows[out : out + wanted] = range(end - wanted, end)
+        if wanted == 1:
+            buffers.out_rows[out] = row - 1
+        else:
+            buffers.out_rows[out : out + wanted] = range(row - wanted, row)
         out += wanted
-        row = end
     header = buffers.header
     header[Header.ROWS] = row
     header[Header.SEQS] = len(items)
     header[Header.OUT] = out
     header[Header.COMMITS] = 0
+
+
+def _write_tree(buffers: StepBuffers, seq: int, row: int, item: StepItem) -> int:
+    """The rows of a sequence that drafts: its last committed token and the nodes. Returns how many."""
+    tree, request = item.tree, item.request
+    first = request.num_computed
+    count = 1 + len(tree)
+    end = row + count
+    buffers.tokens[row:end] = (request.tokens[first], *tree.tokens)
+    buffers.positions[row:end] = (first, *(first + depth for depth in tree.depths()))
+    buffers.row_slot[row:end] = range(count)
+    buffers.ancestors[row:end] = ancestor_words(tree)
+    buffers.row_seq[row:end] = seq
+    scratch = request.table.scratch
+    buffers.scratch_table[seq, : len(scratch)] = scratch
+    return count
 
 
 class CommitList:
@@ -75,7 +94,9 @@ class CommitList:
     def write(self) -> bool:
         """Fill `commit_src` and `commit_dst`; False if there is nothing to copy."""
         count = len(self.source)
+        if not count:
+            return False
         self.buffers.commit_src[:count] = self.source
         self.buffers.commit_dst[:count] = self.target
         self.buffers.header[Header.COMMITS] = count
-        return count > 0
+        return True
