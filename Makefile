@@ -34,6 +34,6 @@ clean:
 	@touch $@
 
 .venv/dev.stamp: .venv/demo.stamp
-	$(PIP) -e '.[compile,nvidia,dev]'
+	$(PIP) -e '.[compile,nvidia,server,dev]'
 	mkdir -p .typing && ln -sfn .. .typing/mlsdc
 	@touch $@

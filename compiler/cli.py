@@ -20,6 +20,7 @@ VERBS = {
     "compile": "compile a model.yaml into one artifact",
     "run": "answer a prompt with an artifact",
     "bench": "measure an artifact on this machine",
+    "serve": "serve an artifact with an OpenAI-compatible API",
     "eval": "measure what a KV-cache format costs in quality",
     "inspect": "show what is in an artifact",
     "verify": "check every byte of an artifact",
@@ -40,6 +41,7 @@ EXTRAS = {
     **dict.fromkeys(("gguf", "networkx", "onnx", "safetensors", "torch", "transformers", "tvm", "yaml"), "compile"),
     "triton": "nvidia",
     "matplotlib": "plot",
+    **dict.fromkeys(("llguidance", "prometheus_client", "pydantic", "starlette", "uvicorn"), "server"),
 }
 
 

@@ -57,6 +57,11 @@ class AsyncEngine:
             self.engine.abort(request)
         return request.result()
 
+    async def submit(self, prompt: Prompt, params: SamplingParams | None = None, *, priority: int = 0) -> Submission:
+        """Queue one prompt: for those who want the request itself beside its deltas. Raises RequestError, DeviceError."""
+        request, news = await self._submit(prompt, params, priority)
+        return Submission(self.engine, request, news)
+
     async def generate_all(self, prompts: Sequence[Prompt], params: SamplingParams | None = None, *, priority: int = 0) -> list[Result]:
         """Serve prompts together; if one fails or the caller is cancelled, all are aborted."""
         tasks = [asyncio.ensure_future(self.generate(prompt, params, priority=priority)) for prompt in prompts]
@@ -106,6 +111,24 @@ class AsyncEngine:
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         await self.aclose()
+
+
+class Submission:
+    """A queued request. Whoever leaves it before it has ended must `abort` it."""
+
+    def __init__(self, engine: Engine, request: Request, news: _News) -> None:
+        self._engine = engine
+        self._news = news
+        self.request = request
+
+    def deltas(self) -> AsyncIterator[Delta]:
+        """What each step brings, of all its choices. Once. Raises DeviceError."""
+        return self._news.deltas(self.request)
+
+    def abort(self) -> None:
+        """End it; a request that has ended is left as it is."""
+        if not all(choice.finished for choice in self.request.choices):
+            self._engine.abort(self.request)
 
 
 class _News(deque[Request]):

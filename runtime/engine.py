@@ -7,6 +7,7 @@ the next step, for everybody, one at a time. `submit` and `abort` never wait for
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -16,7 +17,7 @@ from typing import cast
 from mlsdc.runtime.admission import Admission, Prompt
 from mlsdc.runtime.artifact import Artifact
 from mlsdc.runtime.commit import commit_tokens, finish
-from mlsdc.runtime.device.base import Device, LevelMemory, Watched
+from mlsdc.runtime.device.base import Device, LevelMemory, Timed, Watched
 from mlsdc.runtime.drafting import Drafting
 from mlsdc.runtime.errors import CapacityError, DeviceError, RequestError
 from mlsdc.runtime.kv_pool import KvPool
@@ -61,6 +62,8 @@ class Engine:
         self._stepping = False
         self._closed = False
         self._broken: BaseException | None = None
+        self._step_started: float | None = None  # on the monotonic clock
+        self._seen_step: Callable[[float], None] | None = None
 
     @staticmethod
     def load(path: str | Path, *, threads: int | None = None, num_pages: int | None = None, kv_pool_bytes: int | None = None,
@@ -94,6 +97,27 @@ class Engine:
         Logits are f32[max_logit_rows, padded vocabulary], one row for each of `out_rows`, valid until the next run.
         """
         self._forward = Watched(self._forward, lambda: seen(self._memory.buffers, self._forward.tap("logits")))
+
+    def watch_steps(self, seen: Callable[[float, float], None]) -> None:
+        """Call `seen(seconds of the step, seconds of it outside the device's programs)` after each, in the thread that ran it."""
+        timed = [Timed(program) for program in (self._forward, self._sample, self._commit)]
+        self._forward, self._sample, self._commit = timed
+        self._seen_step = lambda seconds: seen(seconds, seconds - sum(program.take() for program in timed))
+
+    @property
+    def alive(self) -> bool:
+        """Neither closed nor broken by a step."""
+        return not self._closed and self._broken is None
+
+    @property
+    def step_age_s(self) -> float:
+        """How long the step that is running has been running; 0 between steps."""
+        started = self._step_started
+        return 0.0 if started is None else time.perf_counter() - started
+
+    def fail(self, error: Exception) -> None:
+        """End every request with `error` and take no others, from any thread, though a step may hang: for a watchdog."""
+        self._fail(error)
 
     # --- the loop ---
 
@@ -313,13 +337,18 @@ class Engine:
     def _run_step(self) -> None:
         """One step by the thread that set `_stepping`."""
         try:
-            if not self.step() and (self.scheduler.running or self.scheduler.waiting):
+        self._step_started = started = time.perf_counter()
+            if self.step():
+                if self._seen_step is not None:
+                    self._seen_step(time.perf_counter() - started)
+            elif self.scheduler.running or self.scheduler.waiting:
                 raise CapacityError("scheduler: requests wait and none of them can run")
         except BaseException as error:
             self._fail(error)
             raise
         finally:
             with self._news:
+            self._step_started = None
                 self._stepping = False
                 self._news.notify_all()
 

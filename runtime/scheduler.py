@@ -12,7 +12,9 @@ from __future__ import annotations
 import time
 from bisect import insort
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
+from mlsdc.runtime.errors import CapacityError
 from mlsdc.runtime.kv_pool import KvPool
 from mlsdc.runtime.request import Request, StepItem
 from mlsdc.runtime.step import Limits
@@ -28,7 +30,18 @@ class Scheduler:
         self.pool = pool
         self.waiting: list[Request] = []  # both in the order of service
         self.running: list[Request] = []
-        self.max_running = min(limits.max_num_seqs, limits.max_num_batched_tokens, limits.max_logit_rows)
+        self.max_running = _max_running(limits)
+
+    def restrict(self, *, max_num_seqs: int | None = None, max_num_batched_tokens: int | None = None) -> None:
+        """Serve with less than was compiled for; before the first request. Raises CapacityError, naming the limit."""
+        for name, value in (("max_num_seqs", max_num_seqs), ("max_num_batched_tokens", max_num_batched_tokens)):
+            if value is None:
+                continue
+            compiled = getattr(self.limits, name)
+            if not 1 <= value <= compiled:
+                raise CapacityError(f"{name}: {value}, expected 1 to {compiled}: the artifact was compiled for limits.{name} {compiled}")
+            self.limits = replace(self.limits, **{name: value})
+        self.max_running = _max_running(self.limits)
 
     def pages_needed(self, max_length: int, budget: int) -> int:
         """Pages a sequence owns at most. The keys of its very last token are never needed."""
@@ -189,3 +202,7 @@ class Scheduler:
 
     def _scratch(self, budget: int) -> int:
         return self.limits.scratch_pages(self.pool.page_size) if budget else 0
+
+
+def _max_running(limits: Limits) -> int:
+    return min(limits.max_num_seqs, limits.max_num_batched_tokens, limits.max_logit_rows)

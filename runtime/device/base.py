@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
@@ -40,6 +41,31 @@ class Watched(BoundProgram):
     def run(self) -> None:
         self._program.run()
         self._ran()
+
+    def tap(self, name: str) -> Array:
+        return self._program.tap(name)
+
+    def profile(self) -> list[tuple[str, str, float]]:
+        return self._program.profile()
+
+
+class Timed(BoundProgram):
+    """A program, and the time spent in it."""
+
+    def __init__(self, program: BoundProgram) -> None:
+        self.name = program.name
+        self._program = program
+        self._seconds = 0.0
+
+    def run(self) -> None:
+        start = time.perf_counter()
+        self._program.run()
+        self._seconds += time.perf_counter() - start
+
+    def take(self) -> float:
+        """Seconds in its runs since the last time."""
+        seconds, self._seconds = self._seconds, 0.0
+        return seconds
 
     def tap(self, name: str) -> Array:
         return self._program.tap(name)
