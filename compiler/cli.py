@@ -19,8 +19,8 @@ from mlsdc.runtime.errors import MlsdcError
 VERBS = {
     "compile": "compile a model.yaml into one artifact",
     "run": "answer a prompt with an artifact",
-    "bench": "measure an artifact on this machine",
     "serve": "serve an artifact with an OpenAI-compatible API",
+    "bench": "measure an artifact on this machine",
     "eval": "measure what a KV-cache format costs in quality",
     "inspect": "show what is in an artifact",
     "verify": "check every byte of an artifact",

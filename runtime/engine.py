@@ -336,8 +336,8 @@ class Engine:
 
     def _run_step(self) -> None:
         """One step by the thread that set `_stepping`."""
-        try:
         self._step_started = started = time.perf_counter()
+        try:
             if self.step():
                 if self._seen_step is not None:
                     self._seen_step(time.perf_counter() - started)
@@ -347,8 +347,8 @@ class Engine:
             self._fail(error)
             raise
         finally:
-            with self._news:
             self._step_started = None
+            with self._news:
                 self._stepping = False
                 self._news.notify_all()
 
