@@ -14,8 +14,8 @@ from mlsdc.compiler.quantise import A8, A16, linear_q
 from mlsdc.compiler.types import GROUP
 
 
-@evaluates(ops_moe.TopK)
-def top_k(op: ops_moe.TopK, inputs: tuple[Tensor, ...], context: Context) -> Value:
+@evaluates(ops_moe.TopIndex)
+def top_index(op: ops_moe.TopIndex, inputs: tuple[Tensor, ...], context: Context) -> Value:
     order = torch.sort(inputs[0], dim=-1, descending=True, stable=True).indices
     return order[..., : op.k].to(torch.int32)
 

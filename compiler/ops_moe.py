@@ -11,9 +11,9 @@ from mlsdc.compiler.types import GROUP, DType, TensorType, Type
 INDEX = (DType.I32, DType.I64)
 
 
-@op("top_k")
+@op("top_index")
 @dataclass(frozen=True)
-class TopK(Op):
+class TopIndex(Op):
     """Indices of the k largest of the last axis, largest first; ties to the lowest index. x f32[..., n] -> i32[..., k]."""
 
     k: int

@@ -7,11 +7,13 @@ from typing import ClassVar
 
 from mlsdc.compiler.graph import Editor, Graph, Node, Weight
 from mlsdc.compiler.ops_core import ArgMax
+from mlsdc.compiler.ops_moe import ExpertLinear
 from mlsdc.compiler.ops_nn import Embed, Linear
 from mlsdc.compiler.ops_quant import Calibrated, LinearQ, Quantise
 from mlsdc.compiler.pipeline import GraphPass
 from mlsdc.compiler.rewrite import Rule, apply_rules
 from mlsdc.compiler.types import GROUP, DType, TensorType
+from mlsdc.passes.experts import expert_rows, packable_experts, packed, routes
 from mlsdc.passes.names import free
 
 WEIGHTS = ("int8", "int4", "none")
@@ -33,7 +35,7 @@ class QuantiseWeights(GraphPass):
     none changes nothing. Values that
     `calibrate-activations` found to have a few groups of large numbers are quantised with a second plane there (a16). A bias stays f32
     and moves into linear_q.
-    An embedding keeps its op, its table is packed.
+    An embedding keeps its op, its table is packed. Experts are packed likewise; the linear that chooses them stays f32.
 
     Declines, weight by weight: columns that are no multiple of 32; a weight that anything but linears (of rank-2 inputs) and
     embeddings reads, or that is an output.
@@ -46,7 +48,11 @@ class QuantiseWeights(GraphPass):
     def rewrite(self, graph: Graph) -> Graph:
         if self.weights == "none":
             return graph
-        return apply_rules(graph, (Rule(f"linear(x, w) -> linear_q(quantise(x), w as {self.weights})", Weight, self._pack),))[0]
+        rules = (
+            Rule(f"linear(x, w) -> linear_q(quantise(x), w as {self.weights})", Weight, self._pack),
+            Rule(f"expert_linear(x, w, i) -> expert_linear_q(quantise(x), w as {self.weights}, i)", ExpertLinear, self._pack_experts),
+        )
+        return apply_rules(graph, rules)[0]
 
     def _pack(self, editor: Editor, weight: Node) -> bool:
         if not packable(editor, weight):
@@ -67,6 +73,16 @@ class QuantiseWeights(GraphPass):
             editor.replace(linear.name, LinearQ(bias=len(rest) == 2), quantised(editor, x, fine), *rest)
         return True
 
+    def _pack_experts(self, editor: Editor, linear: Node) -> bool:
+        if not packable_experts(editor, linear):
+            return False
+        weight = editor[linear.inputs[1]]
+        assert isinstance(weight.type, TensorType)
+        editor.retype(weight.name, weight.type.with_dtype(DType.Q4 if self.weights == "int4" else DType.Q8))
+        x, slots = expert_rows(editor, linear)
+        packed(editor, linear, quantised(editor, x, ()), slots)
+        return True
+
 
 def packable(editor: Editor, weight: Node) -> bool:
     type_, users = weight.type, editor.users(weight.name)
@@ -78,6 +94,8 @@ def packable(editor: Editor, weight: Node) -> bool:
 
 def reads_as_weight(editor: Editor, user: Node, weight: str) -> bool:
     if not isinstance(user.op, Linear | Embed) or user.inputs[1] != weight or user.inputs.count(weight) != 1:
+        return False
+    if isinstance(user.op, Linear) and routes(editor, user):
         return False
     x = editor[user.inputs[0]].type
     return isinstance(user.op, Embed) or (isinstance(x, TensorType) and x.rank == 2)

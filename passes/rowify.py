@@ -26,7 +26,7 @@ from mlsdc.compiler.ops_core import (
     Transpose,
     Unary,
 )
-from mlsdc.compiler.ops_moe import ExpertLinear, Take, TopK
+from mlsdc.compiler.ops_moe import ExpertLinear, Take, TopIndex
 from mlsdc.compiler.ops_nn import Attention, Embed, Linear, RmsNorm, Rope, RopeTable
 from mlsdc.compiler.pipeline import GraphPass
 from mlsdc.compiler.rewrite import note
@@ -237,7 +237,7 @@ _RULES: dict[type[Op], Callable[[_Rows, Node], Op | None]] = {
     Scalar: _Rows.by_row,
     Cast: _Rows.by_row,
     Softmax: _Rows.by_row,
-    TopK: _Rows.by_row,
+    TopIndex: _Rows.by_row,
     Take: _Rows.already_rows,
     ExpertLinear: _Rows.already_rows,
     Rope: _Rows.already_rows,

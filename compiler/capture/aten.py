@@ -14,7 +14,7 @@ from mlsdc.compiler.errors import CaptureError
 from mlsdc.compiler.ops import Op
 from mlsdc.compiler.ops_capture import CausalMask, Sdpa
 from mlsdc.compiler.ops_core import Binary, Cast, Cat, Expand, MatMul, Reduce, Reshape, Scalar, Slice, Softmax, Transpose, Unary
-from mlsdc.compiler.ops_moe import ExpertLinear, Take, TopK
+from mlsdc.compiler.ops_moe import ExpertLinear, Take, TopIndex
 from mlsdc.compiler.ops_nn import Embed, Linear, RmsNorm
 from mlsdc.compiler.types import DType
 
@@ -321,7 +321,7 @@ def norm(e: Emit, x: str, order: float = 2, dim: list[int] | None = None, keepdi
 def top_k(e: Emit, x: str, k: int, dim: int = -1, largest: bool = True, sort: bool = True) -> list[str]:
     if dim % len(e.shape(x)) != len(e.shape(x)) - 1 or not largest or len(e.shape(x)) != 2:
         raise CaptureError(f"{e.node.name}: topk of {list(e.shape(x))} over axis {dim}; the largest of a matrix's rows can be captured")
-    index = e.add(TopK(k), x)
+    index = e.add(TopIndex(k), x)
     return [e.add(Take(), x, index), index]
 
 

@@ -1,0 +1,100 @@
+"""Mixtures of experts on the CPU: kernels against the interpreter, exact for any batch, and experts that nobody chose are never read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+
+from mlsdc.compiler.graph import Builder, Graph, Node
+from mlsdc.compiler.interpret import interpret
+from mlsdc.compiler.ops_core import Binary, Reduce, Reshape, Softmax, Unary
+from mlsdc.compiler.ops_moe import ExpertLinear, ExpertLinearQ, Take, TopIndex
+from mlsdc.compiler.ops_nn import Embed, Linear
+from mlsdc.compiler.ops_quant import Quantise
+from mlsdc.compiler.types import Dim, DType, TensorType
+from mlsdc.runtime.device.cpu import CpuLevel
+from mlsdc.runtime.step import Limits
+from tests.passes.graphs import MAX_LEN, prefill
+from tests.targets.cpu_level import loaded, run
+
+LIMITS = Limits(max_model_len=MAX_LEN, max_num_seqs=4, max_num_batched_tokens=64, max_logit_rows=64, max_tree_nodes=15)
+ROWS = Dim("rows", 1, 64)
+EXPERTS, SLOTS, HIDDEN, INNER = 5, 2, 96, 32
+NUM_ROWS = 21  # a tile of 8, another, and a ragged one
+
+
+def weight(b: Builder, name: str, dtype: DType, *shape: int) -> str:
+    return b.weight(f"w.{name}", TensorType(dtype, shape))
+
+
+def moe_graph(dtype: DType) -> Graph:
+    """A router and two expert linears over rows picked by token; every value is a result."""
+    b = Builder("moe")
+    b.input("tokens", TensorType(DType.I32, (ROWS,)))
+    x = b.add("x", Embed(), "tokens", weight(b, "x", DType.F32, 64, HIDDEN))
+    probabilities = b.add("probabilities", Softmax(), b.add("router", Linear(), x, weight(b, "router", DType.F32, EXPERTS, HIDDEN)))
+    index = b.add("index", TopIndex(SLOTS), probabilities)
+    taken = b.add("taken", Take(), probabilities, index)
+    shares = b.add("shares", Binary("div"), taken, b.add("total", Reduce("sum", 1), taken))
+    up, down = weight(b, "up", dtype, EXPERTS * INNER, HIDDEN), weight(b, "down", dtype, EXPERTS * HIDDEN, INNER)
+    if dtype is DType.F32:
+        inner = b.add("inner", ExpertLinear(EXPERTS), b.add("apart", Reshape((-1, 1, HIDDEN)), x), up, index)
+        outer = b.add("outer", ExpertLinear(EXPERTS), b.add("act", Unary("silu"), inner), down, index)
+    else:
+        inner = b.add("inner", ExpertLinearQ(EXPERTS), b.add("x.a8", Quantise(), x), up, index)
+        act = b.add("act", Unary("silu"), inner)
+        flat = b.add("act.a8", Quantise(), b.add("flat", Reshape((-1, SLOTS * INNER)), act))
+        outer = b.add("outer", ExpertLinearQ(EXPERTS, SLOTS), flat, down, index)
+    scaled = b.add("scaled", Binary("mul"), outer, b.add("shares.apart", Reshape((-1, SLOTS, 1)), shares))
+    b.add("y", Reshape((-1, HIDDEN)), b.add("summed", Reduce("sum", 1), scaled))
+    b.add("largest", Reduce("max", 2), outer)
+    b.add("mean", Reduce("mean", 1), x)
+    shown = ("index", "taken", "total", "inner", "outer", "summed", "largest", "mean")
+    graph = Graph("moe", tuple(b.nodes.values()), tuple((name, name) for name in shown))
+    graph.verify()
+    return graph
+
+
+def random_weight(node: Node) -> torch.Tensor:
+    assert isinstance(node.type, TensorType)
+    seed = sum(node.name.encode())
+    shape = tuple(n for n in node.type.shape if isinstance(n, int))
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)) * shape[-1] ** -0.5
+
+
+@pytest.fixture(scope="module", params=["f32", "q8", "q4"])
+def moe(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Graph, CpuLevel]]:
+    graph = moe_graph(DType(request.param))
+    with loaded({"moe": graph}, random_weight, tmp_path_factory.mktemp("moe"), LIMITS) as level:
+        yield graph, level
+
+
+def test_every_kernel_agrees_with_the_interpreter(moe: tuple[Graph, CpuLevel]) -> None:
+    graph, level = moe
+    step = prefill(range(NUM_ROWS))
+    found, wanted = run(level, "moe", step), interpret(graph, step, random_weight)
+    assert len(np.unique(found["index"])) == EXPERTS
+    for name, value in wanted.items():
+        assert isinstance(value, torch.Tensor)
+        np.testing.assert_allclose(found[name], value.numpy(), rtol=1e-5, atol=5e-6, err_msg=name)
+
+
+def test_a_rows_numbers_do_not_depend_on_the_batch(moe: tuple[Graph, CpuLevel]) -> None:
+    """Law L2: the same bits for any number of rows beside it, and in any of their places."""
+    _, level = moe
+    tokens = list(range(NUM_ROWS))
+    whole = run(level, "moe", prefill(tokens))
+    for size in (1, 2, 3, 4, 5, 7, 8, 9, 17):
+        for part in batched(tokens[::-1], size):
+            found = run(level, "moe", prefill(part))
+            for name, value in found.items():
+                if name != "choices":
+                    assert np.array_equal(value, whole[name][list(part)]), (name, size)
+
+
+def batched(values: list[int], size: int) -> Iterator[list[int]]:
+    for start in range(0, len(values), size):
+        yield values[start : start + size]
