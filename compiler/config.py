@@ -69,11 +69,22 @@ class NgramConfig:
 _LEVELS: dict[str, type[NgramConfig]] = {"ngram": NgramConfig}
 
 
+def _bytes(raw: Any) -> int | None:
+    return None if raw is None else parse_bytes(raw)
+
+
 @dataclass(frozen=True)
 class MemoryConfig:
-    """`kv_pool`: bytes of the page pool, e.g. `256MiB`."""
+    """`kv_pool`: bytes of the page pool, e.g. `256MiB`. `total`: of everything, weights included; the pool is what is left, unless both
+    are given. Neither: a pool of 256 MiB."""
 
-    kv_pool: int = option(256 * 2**20, parse=parse_bytes, low=2**20)
+    kv_pool: int | None = option(None, parse=_bytes, low=2**20)
+    total: int | None = option(None, parse=_bytes, low=2**20)
+
+    @property
+    def pool_bytes(self) -> int | None:
+        """Of the pool, None where it is what `total` leaves."""
+        return self.kv_pool if self.kv_pool is not None or self.total is not None else 256 * 2**20
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,9 @@ from mlsdc.compiler.text import print_graph
 from mlsdc.compiler.weights import read_weight
 from mlsdc.passes import PassOptions, default_pipeline
 from mlsdc.passes.emit_program import emit_lowering, emit_program, merge_specs
+from mlsdc.runtime.errors import CapacityError
 from mlsdc.runtime.manifest import LevelInfo, Manifest, ModelInfo, Plan
+from mlsdc.runtime.memory_plan import LevelNeed, MemoryPlan, plan_memory
 from mlsdc.runtime.program import ProgramSpec
 from mlsdc.runtime.step import Limits
 from mlsdc.targets import TARGETS, make_target, target_names
@@ -65,12 +67,15 @@ def compile_model(config: Config | Mapping[str, Any] | Path | str, output: Path 
     observers = [PassProgress(progress, len(passes)), explain, *([DumpObserver(dump_ir)] if dump_ir else []),
                  *([ValidateObserver()] if verify_each else [])]
     module = run_pipeline(module, passes, observers)
-    check_pool(config, module, limits)
+    if module.target.kv is None:
+        raise CompileError("the target level has no paged KV cache: `insert-paged-kv` is disabled, or found no attention")
 
     with staged(output) as folder:
         progress.stage("kernels")
         emitted = [emit(module, target, source.vocab_size) for target in targets]
         packed = sum(targets[0].packed_bytes(w.type) for level in module.levels for w in weight_nodes(level))
+        memory = [plan_level_memory(config, module, limits, target, programs)
+                  for target, (programs, _) in zip(targets, emitted, strict=True)]
         check_space(folder.parent, packed + BUILD_BYTES * len(targets))
         check_space(Path(tempfile.gettempdir()), BUILD_BYTES)
         built = tuple(target.build(kernels, folder) for target, (_, kernels) in zip(targets, emitted, strict=True))
@@ -90,7 +95,8 @@ def compile_model(config: Config | Mapping[str, Any] | Path | str, output: Path 
             model=model_info(config, source),
             limits=limits,
             levels=tuple(
-                LevelInfo(level.name, level.kind, level.params, level.kv, weights_path(level.name) if level.graphs else None,
+                LevelInfo(level.name, level.kind, level_params(config, module, level, memory), level.kv,
+                          weights_path(level.name) if level.graphs else None,
                           {target: of_level[level.name] for target, of_level in files.items()} if level.graphs else {})
                 for level in module.levels),
             targets=built,
@@ -146,19 +152,38 @@ def pass_options(config: Config, limits: Limits, vocab_size: int) -> PassOptions
 def make_module(config: Config, source: ModelSource, graph: Graph) -> Module:
     """The cascade of the config over the captured graph: one module."""
     levels = [LevelModule(level.name, level.kind, level.params()) for level in config.cascade]
-    target = LevelModule("target", "model", {"kv_pool_bytes": config.memory.kv_pool}, {"forward": graph})
+    target = LevelModule("target", "model", {}, {"forward": graph})
     return Module(config.target.name or source.name, (*levels, target))
 
 
-def check_pool(config: Config, module: Module, limits: Limits) -> None:
-    """The page pool must hold one sequence of the full length and its drafts. Raises ConfigError, CompileError."""
-    kv = module.target.kv
-    if kv is None:
-        raise CompileError("the target level has no paged KV cache: `insert-paged-kv` is disabled, or found no attention")
-    needed = (limits.pages_per_seq(kv.page_size) + limits.scratch_pages(kv.page_size)) * kv.page_bytes
-    if config.memory.kv_pool < needed:
-        length = f"limits.max_model_len {limits.max_model_len}"
-        config.fail("memory.kv_pool", f"{config.memory.kv_pool} bytes; one sequence of {length} needs at least {needed}")
+def plan_level_memory(config: Config, module: Module, limits: Limits, target: Target, programs: Mapping[str, Mapping[str, ProgramSpec]]
+                      ) -> MemoryPlan:
+    """What an artifact will take on a target. The pool must hold one sequence of the full length, its drafts and all levels' pages.
+
+    Raises ConfigError, with the table, if it does not or the budget is too small.
+    """
+    needs = []
+    for level in module.levels:
+        of_level = programs.get(level.name, {})
+        logits = [program.taps["logits"].num_bytes for program in of_level.values() if "logits" in program.taps]
+        needs.append(LevelNeed(
+            level.name, level.kv, sum(target.packed_bytes(weight.type) for weight in weight_nodes(level)),
+            max((program.arena_bytes for program in of_level.values()), default=0), max(logits, default=0)))
+    plan = plan_memory(needs, limits, pool_bytes=config.memory.pool_bytes, budget=config.memory.total)
+    try:
+        plan.check(limits.max_model_len)
+    except CapacityError as error:
+        key = "kv_pool" if config.memory.total is None else "total"
+        config.fail(f"memory.{key}", f"too small for target {target.name}: {error}")
+    return plan
+
+
+def level_params(config: Config, module: Module, level: LevelModule, memory: Sequence[MemoryPlan]) -> Mapping[str, Any]:
+    """What the level's runtime half reads from the manifest; the target's also say what memory was planned."""
+    if level is not module.target:
+        return level.params
+    budget = {} if config.memory.total is None else {"memory_bytes": config.memory.total}
+    return {**level.params, "kv_pool_bytes": min(plan.pool_bytes for plan in memory), **budget}
 
 
 def emit(module: Module, target: Target, vocab_size: int) -> tuple[dict[str, dict[str, ProgramSpec]], tuple[KernelSpec, ...]]:

@@ -7,7 +7,7 @@ checked when an artifact is compiled and when it is loaded; what does not fit is
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -42,6 +42,7 @@ class LevelPlan:
     logits: int
     buffers: int
     scratch_pages: int
+    max_model_len: int
 
     @property
     def fixed(self) -> int:
@@ -137,7 +138,7 @@ def plan_memory(needs: Sequence[LevelNeed], limits: Limits, *, pool_bytes: int |
     """The plan; without `pool_bytes` the pool is what the budget leaves, or what `default_pool_bytes` says without a budget."""
     levels = tuple(
         LevelPlan(need.name, need.kv, need.weights, need.arena, need.logits, buffer_bytes(limits, need.kv.page_size) if need.kv else 0,
-                  limits.scratch_pages(need.kv.page_size) if need.kv else 0)
+                  limits.scratch_pages(need.kv.page_size) if need.kv else 0, limits.max_model_len)
         for need in needs)
     if pool_bytes is None:
         fixed = sum(level.fixed for level in levels)
@@ -152,6 +153,14 @@ def load_plan(artifact: Artifact, target: TargetInfo, *, num_pages: int | None =
 
     Raises CapacityError where not even one page and a scratch slab fit, or more than `budget` is needed; ArtifactError.
     """
+    plan = plan_artifact(artifact, target, num_pages=num_pages, kv_pool_bytes=kv_pool_bytes, budget=budget)
+    plan.check(1)
+    return plan
+
+
+def plan_artifact(artifact: Artifact, target: TargetInfo, *, num_pages: int | None = None, kv_pool_bytes: int | None = None,
+                  budget: int | None = None) -> MemoryPlan:
+    """The same unchecked. Raises ArtifactError."""
     manifest = artifact.manifest
     kv, params = manifest.target_level.kv, manifest.target_level.params
     if kv is None:
@@ -159,10 +168,8 @@ def load_plan(artifact: Artifact, target: TargetInfo, *, num_pages: int | None =
     if num_pages is not None:
         kv_pool_bytes = num_pages * kv.page_bytes
     if kv_pool_bytes is None and budget is None:
-        kv_pool_bytes = params.get("kv_pool_bytes")
-    plan = plan_memory(artifact_needs(artifact, target), manifest.limits, pool_bytes=kv_pool_bytes, budget=budget)
-    plan.check(1)
-    return plan
+        kv_pool_bytes, budget = params.get("kv_pool_bytes"), params.get("memory_bytes")
+    return plan_memory(artifact_needs(artifact, target), manifest.limits, pool_bytes=kv_pool_bytes, budget=budget)
 
 
 def artifact_needs(artifact: Artifact, target: TargetInfo) -> list[LevelNeed]:
@@ -174,7 +181,7 @@ def artifact_needs(artifact: Artifact, target: TargetInfo) -> list[LevelNeed]:
         needs.append(LevelNeed(
             level.name, level.kv, artifact.manifest.weights[level.weights][0] if level.weights else 0,
             max((program.arena_bytes for program in programs.values()), default=0),
-            max((4 * int(np.prod(tap.shape)) for tap in taps), default=0)))
+            max((tap.num_bytes for tap in taps), default=0)))
     return needs
 
 
@@ -207,8 +214,3 @@ def effective_bits(kv: KvGeometry, context: int) -> float:
     elements = 2 * kv.num_layers * kv.num_kv_heads * kv.head_dim * context
     return 8 * context_bytes(kv, context) / elements
 
-
-def shares(plan: MemoryPlan, context: int) -> Mapping[str, float]:
-    """What part of a sequence's pool bytes each level takes."""
-    whole = plan.sequence_bytes(context) or 1
-    return {level.name: level.sequence_bytes(context) / whole for level in plan.levels if level.kv is not None}

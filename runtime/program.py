@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass
+from math import prod
 from pathlib import Path
 from typing import Literal, Union
 
@@ -80,6 +81,10 @@ class Tap:
     arena: int
     dtype: Literal["f4", "i4"]
     shape: tuple[int, ...]
+
+    @property
+    def num_bytes(self) -> int:
+        return 4 * prod(self.shape)
 
 
 @dataclass(frozen=True)
