@@ -102,7 +102,7 @@ def error(value: Value, wanted: Value) -> float:
 def plain(value: Value) -> Array:
     if isinstance(value, KvState):
         geometry = value.geometry
-        blocks = (geometry.kv.read(*geometry.blocks(page, layer, head), geometry.head_dim) for page in value.pool
+        blocks = (geometry.read(page, layer, head) for page in value.pool
                   for layer in range(geometry.num_layers) for head in range(geometry.num_kv_heads))
         return np.stack([np.stack(pair) for pair in blocks])
     if isinstance(value, A8 | A16):

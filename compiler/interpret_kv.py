@@ -22,7 +22,7 @@ def append_kv(op: ops_kv.AppendKv, inputs: tuple[Any, ...], context: Context) ->
 def read_kv(op: ops_kv.ReadKv, inputs: tuple[Any, ...], context: Context) -> Value:
     kv, tree = inputs
     stored = torch.from_numpy(kv.read(op.layer, tree)[op.which == "values"])
-    return stored.to(TORCH[ops_kv.KV_ELEMENT[kv.geometry.format]])  # exact: the bytes were of that type
+    return stored.to(TORCH[ops_kv.stored_as(kv.geometry.format, op.layer)])  # exact: the bytes were of that type
 
 
 @evaluates(ops_kv.Dequantise)

@@ -93,8 +93,7 @@ class KvState:
         for row in range(tree.num_rows):
             page, slot = tree.target(row, self.geometry.page_size)
             for head in range(self.geometry.num_kv_heads):
-                k_block, v_block = self.geometry.blocks(pool[page], layer, head)
-                self.geometry.kv.write(k_block, v_block, slot, keys[row, head], values[row, head])
+                self.geometry.write(pool[page], layer, head, slot, keys[row, head], values[row, head])
         return KvState(self.geometry, pool)
 
     def read(self, layer: int, tree: StepTree) -> tuple[Array, Array]:
@@ -126,6 +125,5 @@ class KvState:
                 continue
             part = slice(i * self.geometry.page_size, (i + 1) * self.geometry.page_size)
             for head in range(self.geometry.num_kv_heads):
-                k_block, v_block = self.geometry.blocks(self.pool[page], layer, head)
-                keys[head, part], values[head, part] = self.geometry.kv.read(k_block, v_block, self.geometry.head_dim)
+                keys[head, part], values[head, part] = self.geometry.read(self.pool[page], layer, head)
         return keys, values

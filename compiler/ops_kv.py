@@ -11,8 +11,13 @@ from dataclasses import dataclass
 from mlsdc.compiler.ops import Mismatch, Op, expect_arity, expect_equal, expect_tensor, op
 from mlsdc.compiler.ops_nn import check_heads
 from mlsdc.compiler.types import DType, KvType, Size, TensorType, TreeType, Type
+from mlsdc.runtime.kv_format import parse_format
 
-KV_ELEMENT = {"bf16": DType.BF16}
+
+def stored_as(format: str, layer: int) -> DType:
+    """Type of what `read_kv` gives: the stored numbers where they are plain ones, else what code and scale stand for."""
+    kv, others = parse_format(format)
+    return DType.BF16 if others.get(layer, kv).name == "bf16" else DType.F32
 
 
 def expect_kv(type_: Type, layer: int) -> KvType:
@@ -64,9 +69,7 @@ class ReadKv(Op):
         expect_tree(inputs[1])
         if self.which not in ("keys", "values"):
             raise Mismatch(f"which '{self.which}' is not keys or values")
-        if kv.format not in KV_ELEMENT:
-            raise Mismatch(f"kv format '{kv.format}' is not one of {', '.join(KV_ELEMENT)}")
-        return TensorType(KV_ELEMENT[kv.format], (self.rows, kv.num_kv_heads, self.ctx, kv.head_dim))
+        return TensorType(stored_as(kv.format, self.layer), (self.rows, kv.num_kv_heads, self.ctx, kv.head_dim))
 
 
 @op("dequantise")

@@ -193,5 +193,5 @@ def stored(state: KvState) -> Array:
     """All keys and values of all pages; bytes that no one wrote (poison) are NaN in both."""
     geometry = state.geometry
     heads = [(layer, head) for layer in range(geometry.num_layers) for head in range(geometry.num_kv_heads)]
-    blocks = (geometry.kv.read(*geometry.blocks(page, *at), geometry.head_dim) for page in state.pool for at in heads)
+    blocks = (geometry.read(page, *at) for page in state.pool for at in heads)
     return np.stack([np.stack(pair) for pair in blocks])

@@ -1,89 +1,97 @@
-"""KV-cache formats: the bytes of a page, and the numpy oracle that reads and writes them.
+"""KV-cache formats by name, and the geometry of a page.
 
 A page holds `page_size` tokens of *all* layers of a level: `[layer][kv_head][K block | V block]`, every block at a fixed
-offset (law L3: the bytes of a key depend on its position and the tokens only). A format says how one block looks. The
+offset (law L3: the bytes of a key depend on its position and the tokens only). A format says how one block looks (kv_blocks.py). The
 kernels of every target are generated for exactly these bytes; the functions here are what tests compare them with.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+import re
 from dataclasses import dataclass
-from typing import ClassVar
-
-import numpy as np
-import numpy.typing as npt
+from functools import cache, cached_property
+from itertools import accumulate
 
 from mlsdc.runtime.errors import MlsdcError
+from mlsdc.runtime.kv_blocks import KEYS, LANES, VALUES, Block, Bytes
+from mlsdc.runtime.kv_numbers import F32, from_bf16, to_bf16
 
-LANES = 16  # keys are interleaved by 16 tokens: one vector lane per token, whatever the ISA
+__all__ = ["FORMATS", "LANES", "KvFormat", "KvGeometry", "format_named", "from_bf16", "format_text", "parse_format", "to_bf16"]
+
+HEAD_ALIGN = 64  # bytes: every (layer, kv head) of a page starts on a cache line
 
 
-class KvFormat(ABC):
-    """How the keys and values of one (layer, kv head) lie in a page. Stateless; one instance per name in `FORMATS`."""
+@dataclass(frozen=True)
+class KvFormat:
+    """How a layer's keys and values lie in a page; `name` is theirs if both are alike, else `keys/values`."""
 
-    name: ClassVar[str]
-    bits_per_element: ClassVar[float]
+    keys: Block
+    values: Block
 
-    @abstractmethod
-    def k_block_bytes(self, page_size: int, head_dim: int) -> int: ...
+    @property
+    def name(self) -> str:
+        return self.keys.name if self.keys.name == self.values.name else f"{self.keys.name}/{self.values.name}"
 
-    @abstractmethod
-    def v_block_bytes(self, page_size: int, head_dim: int) -> int: ...
+    def bits_per_element(self, page_size: int, head_dim: int) -> float:
+        """Mean of keys and values, scales included."""
+        return (self.keys.bits(page_size, head_dim) + self.values.bits(page_size, head_dim)) / 2
 
-    @abstractmethod
-    def write(self, k_block: npt.NDArray[np.uint8], v_block: npt.NDArray[np.uint8], slot: int, key: npt.NDArray[np.float32],
-              value: npt.NDArray[np.float32]) -> None:
+    def write(self, k_block: Bytes, v_block: Bytes, slot: int, key: F32, value: F32) -> None:
         """Store the token's key[head_dim] and value[head_dim] (f32) at `slot` of a page's blocks."""
+        self.keys.write(k_block, slot, key)
+        self.values.write(v_block, slot, value)
 
-    @abstractmethod
-    def read(self, k_block: npt.NDArray[np.uint8], v_block: npt.NDArray[np.uint8], head_dim: int
-             ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
+    def read(self, k_block: Bytes, v_block: Bytes, head_dim: int) -> tuple[F32, F32]:
         """The whole block dequantised: keys[page_size, head_dim] and values[page_size, head_dim] in f32."""
+        return self.keys.read(k_block, head_dim), self.values.read(v_block, head_dim)
 
 
-def to_bf16(x: npt.NDArray[np.float32]) -> npt.NDArray[np.uint16]:
-    """f32 -> bf16 bits, round to nearest even (NaN stays NaN)."""
-    bits = np.ascontiguousarray(x, np.float32).view(np.uint32)
-    rounded = ((bits + (0x7FFF + ((bits >> 16) & 1))) >> 16).astype(np.uint16)
-    return np.where(np.isnan(x), np.uint16(0x7FC0), rounded).astype(np.uint16)
+FORMATS: dict[str, KvFormat] = {name: KvFormat(KEYS[name], VALUES[name]) for name in KEYS}
 
 
-def from_bf16(bits: npt.NDArray[np.uint16]) -> npt.NDArray[np.float32]:
-    return (bits.astype(np.uint32) << 16).view(np.float32)
+def format_named(name: str) -> KvFormat:
+    """The format called `int8` or, where keys and values differ, `int8/fp8`. Raises MlsdcError."""
+    keys, slash, values = name.partition("/")
+    for part in (keys, values) if slash else (keys,):
+        if part not in FORMATS:
+            raise MlsdcError(f"kv format: '{part}' is not known; formats are {', '.join(FORMATS)}")
+    return KvFormat(KEYS[keys], VALUES[values or keys])
 
 
-class Bf16(KvFormat):
-    """Both as bf16. Keys: `[page_size/16][head_dim/2][16 tokens][2]`, so that a vector lane is a token and the score needs
-    no horizontal sum; values: `[page_size][head_dim]`, so that a vector lane is a channel."""
+@cache
+def parse_format(text: str) -> tuple[KvFormat, dict[int, KvFormat]]:
+    """A level's formats from their text: that of most layers, and those of others by layer. Raises MlsdcError.
 
-    name = "bf16"
-    bits_per_element = 16.0
-
-    def k_block_bytes(self, page_size: int, head_dim: int) -> int:
-        return 2 * page_size * head_dim
-
-    v_block_bytes = k_block_bytes
-
-    def write(self, k_block: npt.NDArray[np.uint8], v_block: npt.NDArray[np.uint8], slot: int, key: npt.NDArray[np.float32],
-              value: npt.NDArray[np.float32]) -> None:
-        head_dim = len(key)
-        keys = k_block.view(np.uint16).reshape(-1, head_dim // 2, LANES, 2)
-        keys[slot // LANES, :, slot % LANES, :] = to_bf16(key).reshape(-1, 2)
-        v_block.view(np.uint16).reshape(-1, head_dim)[slot] = to_bf16(value)
-
-    def read(self, k_block: npt.NDArray[np.uint8], v_block: npt.NDArray[np.uint8], head_dim: int
-             ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
-        keys = k_block.view(np.uint16).reshape(-1, head_dim // 2, LANES, 2).transpose(0, 2, 1, 3).reshape(-1, head_dim)
-        return from_bf16(keys), from_bf16(v_block.view(np.uint16).reshape(-1, head_dim))
+    `int8`, `int8/fp8`, `int8@0.29=bf16` (layers 0 and 29 are bf16), `int8@0=bf16@3.4=fp8`.
+    """
+    name, *rest = text.split("@")
+    others: dict[int, KvFormat] = {}
+    for part in rest:
+        layers, equals, other = part.partition("=")
+        if not equals or not re.fullmatch(r"\d+(\.\d+)*", layers):
+            raise MlsdcError(f"kv format: '{text}': expected layers and a format such as @0.29=bf16, found '@{part}'")
+        for layer in map(int, layers.split(".")):
+            if layer in others:
+                raise MlsdcError(f"kv format: '{text}' gives layer {layer} two formats")
+            others[layer] = format_named(other)
+    return format_named(name), others
 
 
-FORMATS: dict[str, KvFormat] = {"bf16": Bf16()}
+def format_text(name: str, others: dict[int, str]) -> str:
+    """The inverse of `parse_format`, canonical: layers in order, formats in the order of their first layer, none that repeats `name`."""
+    by_format: dict[str, list[int]] = {}
+    for layer, other in sorted(others.items()):
+        if other != name:
+            by_format.setdefault(other, []).append(layer)
+    return name + "".join(f"@{'.'.join(map(str, layers))}={other}" for other, layers in by_format.items())
 
 
 @dataclass(frozen=True)
 class KvGeometry:
-    """A level's page: format, page size in tokens, and the shape of what one token stores. The artifact's manifest carries it."""
+    """A level's page: format, page size in tokens, and the shape of what one token stores. The artifact's manifest carries it.
+
+    `format` is the text of `parse_format`: layers may differ.
+    """
 
     format: str
     page_size: int
@@ -92,44 +100,85 @@ class KvGeometry:
     head_dim: int
 
     def __post_init__(self) -> None:
-        if self.format not in FORMATS:
-            raise MlsdcError(f"kv format: '{self.format}' is not known; formats are {', '.join(FORMATS)}")
+        _, others = parse_format(self.format)
         if self.page_size not in (16, 32, 64):
             raise MlsdcError(f"kv page_size: {self.page_size}, expected 16, 32 or 64")
         if self.head_dim % 16:
             raise MlsdcError(f"kv head_dim: {self.head_dim}, expected a multiple of 16")
+        if others and max(others) >= self.num_layers:
+            raise MlsdcError(f"kv format: '{self.format}' names layer {max(others)}, there are {self.num_layers}")
 
     @property
     def kv(self) -> KvFormat:
-        return FORMATS[self.format]
+        """The format of most layers."""
+        return parse_format(self.format)[0]
+
+    def layer_format(self, layer: int) -> KvFormat:
+        kv, others = parse_format(self.format)
+        return others.get(layer, kv)
+
+    def format_bytes(self, kv: KvFormat) -> tuple[int, int, int]:
+        """Bytes of one (layer, kv head) in a page in a format: its K block, its V block, and both rounded up to a cache line."""
+        k, v = (block.block_bytes(self.page_size, self.head_dim) for block in (kv.keys, kv.values))
+        return k, v, -(-(k + v) // HEAD_ALIGN) * HEAD_ALIGN
+
+    def layer_bytes(self, layer: int) -> tuple[int, int, int]:
+        """`format_bytes` of a layer's format."""
+        return self.format_bytes(self.layer_format(layer))
 
     @property
     def k_block_bytes(self) -> int:
-        return self.kv.k_block_bytes(self.page_size, self.head_dim)
+        """Of the format of most layers, as `v_block_bytes` and `head_bytes` are."""
+        return self.format_bytes(self.kv)[0]
 
     @property
     def v_block_bytes(self) -> int:
-        return self.kv.v_block_bytes(self.page_size, self.head_dim)
+        return self.format_bytes(self.kv)[1]
 
     @property
     def head_bytes(self) -> int:
-        """Bytes of one (layer, kv head) in a page: its K block, then its V block."""
-        return self.k_block_bytes + self.v_block_bytes
+        """From one (layer, kv head) in a page to the next: its K block, its V block, rounded up to a cache line."""
+        return self.format_bytes(self.kv)[2]
+
+    def layer_runs(self) -> list[tuple[int, int, KvFormat]]:
+        """Layers that follow each other and have one format: (first, how many, format)."""
+        runs: list[tuple[int, int, KvFormat]] = []
+        for layer in range(self.num_layers):
+            kv = self.layer_format(layer)
+            if runs and runs[-1][2] == kv:
+                first, count, _ = runs.pop()
+                runs.append((first, count + 1, kv))
+            else:
+                runs.append((layer, 1, kv))
+        return runs
+
+    @cached_property
+    def _layer_offsets(self) -> tuple[int, ...]:
+        """Where each layer starts in a page, and where the last one ends."""
+        return (0, *accumulate(self.num_kv_heads * self.layer_bytes(layer)[2] for layer in range(self.num_layers)))
 
     @property
     def page_bytes(self) -> int:
-        return self.num_layers * self.num_kv_heads * self.head_bytes
+        return self._layer_offsets[-1]
 
     @property
     def bytes_per_token(self) -> float:
         return self.page_bytes / self.page_size
 
     def k_offset(self, layer: int, head: int) -> int:
-        """Byte offset of a (layer, kv head)'s K block in a page; its V block follows at + k_block_bytes."""
-        return (layer * self.num_kv_heads + head) * self.head_bytes
+        """Byte offset of a (layer, kv head)'s K block in a page; its V block follows at once."""
+        return self._layer_offsets[layer] + head * self.layer_bytes(layer)[2]
 
-    def blocks(self, page: npt.NDArray[np.uint8], layer: int, head: int) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8]]:
+    def blocks(self, page: Bytes, layer: int, head: int) -> tuple[Bytes, Bytes]:
         """Views (K block, V block) of a page given as u8[page_bytes]."""
         k = self.k_offset(layer, head)
-        v = k + self.k_block_bytes
-        return page[k:v], page[v:v + self.v_block_bytes]
+        k_bytes, v_bytes, _ = self.layer_bytes(layer)
+        return page[k : k + k_bytes], page[k + k_bytes : k + k_bytes + v_bytes]
+
+    def write(self, page: Bytes, layer: int, head: int, slot: int, key: F32, value: F32) -> None:
+        """Store a token's key[head_dim] and value[head_dim] in a page given as u8[page_bytes]."""
+        self.layer_format(layer).write(*self.blocks(page, layer, head), slot, key, value)
+
+    def read(self, page: Bytes, layer: int, head: int) -> tuple[F32, F32]:
+        """A page's keys[page_size, head_dim] and values[page_size, head_dim] of a (layer, kv head), in f32."""
+        return self.layer_format(layer).read(*self.blocks(page, layer, head), self.head_dim)

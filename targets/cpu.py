@@ -10,14 +10,14 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from mlsdc.compiler import ops_core, ops_kv, ops_nn, ops_quant
+from mlsdc.compiler import ops_core, ops_nn, ops_quant
 from mlsdc.compiler.graph import Graph, Node
 from mlsdc.compiler.ops import Op
 from mlsdc.compiler.quantise import Q4, Q8
 from mlsdc.compiler.types import Dim, DType, KvType, TensorType, Type
 from mlsdc.runtime.kv_format import KvGeometry
 from mlsdc.runtime.manifest import TargetInfo
-from mlsdc.runtime.program import InputArg, IntArg, PoolArg, Tap
+from mlsdc.runtime.program import InputArg, IntArg, Tap
 from mlsdc.runtime.step import Limits
 from mlsdc.targets.cpu_isa import ISAS, CpuIsa
 from mlsdc.targets.cpu_layout import a8_offsets, pack_q4, pack_q8, q4_bytes, q8_bytes
@@ -67,20 +67,16 @@ class CpuTarget(Target):
         return rule(self, node, node.op, graph)
 
     def prologue(self, graph: Graph) -> Sequence[Lowering]:
-        geometry = kv_geometry(graph)
-        if geometry is None or not any(isinstance(node.op, ops_kv.PagedAttention) for node in graph):
-            return ()
-        plan = P.AttendPlan(geometry, self.limits)
-        call = Call(spec("attend_plan", plan, "POS: i32", "ROW: i32", "ROWS: i32", "WORK: i32", "H: i32"), 1, None,
-                    (InputArg("positions"), InputArg("seq_row"), InputArg("seq_rows"), TempRef("work"), InputArg("header")))
-        return (Lowering((call,), 0, {"work": plan.max_items * 16}),)
+        from mlsdc.targets.cpu_kv import plan_lowering
+
+        plan = plan_lowering(graph, self.limits)
+        return () if plan is None else (plan,)
 
     def commit(self, geometry: KvGeometry) -> Lowering:
-        """The launch that copies committed tokens from scratch slots to pages."""
-        commit = P.Commit(geometry, self.limits)
-        call = Call(spec(f"commit_{geometry.format}", commit, "POOL: pool", "SRC: i32", "DST: i32"), geometry.num_layers, "COMMITS",
-                    (PoolArg(0), InputArg("commit_src"), InputArg("commit_dst")))
-        return Lowering((call,), 0)
+        """The launches that copy committed tokens from scratch slots to pages."""
+        from mlsdc.targets.cpu_kv import commit_lowering
+
+        return commit_lowering(geometry, self.limits)
 
     def sample(self, logits: Tap, vocab_size: int, base: int) -> tuple[Lowering, int]:
         from mlsdc.targets.cpu_sample import sample_lowering
@@ -298,61 +294,6 @@ def lower_gated(target: CpuTarget, node: Node, op: ops_quant.GatedQuantise, grap
     return Lowering((Call(kernel, n2 // 64, None, args),), storage(node.type))
 
 
-@lowers(ops_quant.AppendKvSlice)
-def lower_append_slice(target: CpuTarget, node: Node, op: ops_quant.AppendKvSlice, graph: Graph) -> Lowering:
-    geometry = geometry_of(node)
-    (columns,) = whole(input_type(graph, node, 1))
-    half = whole(input_type(graph, node, 2))[1]
-    params = P.AppendKv(geometry, target.limits, True, columns, op.k_start, op.v_start, half)
-    return append(node, op.layer, params, ("X: f32", "TABLE: f32"))
-
-
-@lowers(ops_kv.AppendKv)
-def lower_append(target: CpuTarget, node: Node, op: ops_kv.AppendKv, graph: Graph) -> Lowering:
-    return append(node, op.layer, P.AppendKv(geometry_of(node), target.limits), ("KX: f32", "VX: f32"))
-
-
-def append(node: Node, layer: int, params: P.AppendKv, sources: tuple[str, ...]) -> Lowering:
-    abi = ("POOL: pool", "POS: i32", "SEQ: i32", "SLOT: i32", "PAGES: i32", "SCRATCH: i32")
-    kernel = spec(f"append_kv_{params.format}", params, *sources, *abi)
-    args: tuple[CallArg, ...] = (
-        *(ValueRef(i) for i in node.inputs[1:3]), PoolArg(params.geometry.k_offset(layer, 0)),
-        *(InputArg(i) for i in ("positions", "row_seq", "row_slot", "page_table", "scratch_table")))
-    return Lowering((Call(kernel, 1, "ROWS", args, TINY),), 0, alias_of=node.inputs[0])
-
-
-def geometry_of(node: Node) -> KvGeometry:
-    t = node.type
-    assert isinstance(t, KvType)
-    return KvGeometry(t.format, t.page_size, t.num_layers, t.num_kv_heads, t.head_dim)
-
-
-@lowers(ops_kv.PagedAttention)
-def lower_attention(target: CpuTarget, node: Node, op: ops_kv.PagedAttention, graph: Graph) -> Lowering:
-    geometry = kv_geometry(graph)
-    assert geometry is not None
-    q = input_type(graph, node, 0)
-    heads, dim = whole(q)
-    attend = P.Attend(geometry, target.limits, heads, op.scale, op.window, op.softcap)
-    combine = P.AttendCombine(geometry, target.limits, heads, 1.0 if op.softcap else op.scale, op.quantise)
-    first = Call(
-        spec("attend", attend, "Q: f32", "POOL: pool", "POS: i32", "SLOT: i32", "ANC: u64", "CTX: i32", "PAGES: i32", "SCRATCH: i32",
-             "WORK: i32", "PART: f32"),
-        geometry.num_kv_heads, "WORK",
-        (ValueRef(node.inputs[0]), PoolArg(geometry.k_offset(op.layer, 0)),
-         *(InputArg(i) for i in ("positions", "row_slot", "ancestors", "seq_ctx", "page_table", "scratch_table")),
-         TempRef("work"), TempRef("parts")))
-    rows = attend.rows_padded
-    result: tuple[CallArg, ...] = (ValueRef(node.name),)
-    temps = {"parts": rows * heads * attend.spans * (dim + 16) * 4}
-    if op.quantise:
-        result = (TempRef("out"), *a8_args(node.name, rows, heads * dim))
-        temps["out"] = rows * heads * dim * 4
-    second = Call(spec("attend_combine", combine, "PART: f32", "POS: i32", "Y: f32", *(A8_OUT if op.quantise else ()), "H: i32"), 1, "ROWS",
-                  (TempRef("parts"), InputArg("positions"), *result, HEADER), TILE)
-    return Lowering((first, second), storage(node.type), temps)
-
-
 @lowers(ops_core.GatherRows)
 def lower_gather(target: CpuTarget, node: Node, op: ops_core.GatherRows, graph: Graph) -> Lowering:
     _, count, out = rows_of(node.type)
@@ -383,4 +324,4 @@ def lower_reshape(target: CpuTarget, node: Node, op: ops_core.Reshape, graph: Gr
     return Lowering((), 0, alias_of=node.inputs[0])
 
 
-from mlsdc.targets import cpu_moe, cpu_plain  # noqa: E402, F401  (register more ops; they need what stands above)
+from mlsdc.targets import cpu_heads, cpu_kv, cpu_moe, cpu_plain  # noqa: E402, F401  (register more ops; they need what stands above)

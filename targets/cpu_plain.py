@@ -14,6 +14,7 @@ from mlsdc.compiler.types import Dim, DType, TensorType, Type
 from mlsdc.runtime.program import InputArg, PoolArg
 from mlsdc.targets.cpu import COUNTS, HEADER, CpuTarget, input_type, kv_geometry, lower_embed, lowers, rows_of, spec, storage, whole
 from mlsdc.targets.protocol import Call, CallArg, Declined, KernelSpec, Lowering, ValueRef
+from mlsdc.templates import params_kv as K
 from mlsdc.templates import params_plain as P
 from mlsdc.templates.params import padded
 
@@ -200,7 +201,7 @@ def lower_softmax(target: CpuTarget, node: Node, op: ops_core.Softmax, graph: Gr
 @lowers(ops_kv.ReadKv)
 def lower_read_kv(target: CpuTarget, node: Node, op: ops_kv.ReadKv, graph: Graph) -> Lowering | Declined:
     geometry = kv_geometry(graph)
-    if geometry is None or geometry.format != "bf16":
+    if geometry is None or geometry.layer_format(op.layer).name != "bf16":
         return Declined(f"read_kv of {graph[node.inputs[0]].type}; the CPU reads bf16 one position at a time")
     ctx = context(node.type)
     stored = storage(node.type)
@@ -210,7 +211,7 @@ def lower_read_kv(target: CpuTarget, node: Node, op: ops_kv.ReadKv, graph: Graph
             f"unfused attention would hold {6 * stored / 2**30:.1f} GiB of keys and values (limits.max_num_batched_tokens "
             f"{limits.max_num_batched_tokens} x limits.max_model_len {limits.max_model_len}), at most {MOST_BYTES >> 30} GiB is allowed: "
             "lower these limits or enable fuse-attention")
-    params = P.ReadKv(geometry, target.limits, op.which, ctx)
+    params = K.ReadKv(geometry, target.limits, geometry.layer_format(op.layer), op.which, ctx)
     inputs = {"POS": "positions", "SEQ": "row_seq", "SLOT": "row_slot", "ANC": "ancestors", "CTX": "seq_ctx", "PAGES": "page_table",
               "SCRATCH": "scratch_table"}
     abi = [f"{name}: {'u64' if name == 'ANC' else 'i32'}" for name in inputs]

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from math import e, gcd, log2
+from math import gcd
 
 from mlsdc.runtime.bench import STREAM_BLOCK
-from mlsdc.runtime.kv_format import KvGeometry
-from mlsdc.runtime.step import Header, Limits
+from mlsdc.runtime.step import Header
 
 
 def padded(n: int, to: int) -> int:
@@ -226,155 +225,6 @@ class ArgMax(TirParams):
     @property
     def part_size(self) -> int:
         return padded(-(-self.limit // self.parts), 16)
-
-
-SPAN = 256  # positions of one attention work item: a multiple of the block of 64 (law L2: spans and blocks are by position)
-
-
-@dataclass(frozen=True)
-class Paged(TirParams):
-    """What every kernel over pages knows: the geometry of a page and the limits of a step."""
-
-    geometry: KvGeometry = named("")  # type: ignore[assignment]
-    limits: Limits = named("")  # type: ignore[assignment]
-
-    @property
-    def format(self) -> str:
-        return self.geometry.format
-
-    @property
-    def page_size(self) -> int:
-        return self.geometry.page_size
-
-    @property
-    def page_bytes(self) -> int:
-        return self.geometry.page_bytes
-
-    @property
-    def head_bytes(self) -> int:
-        return self.geometry.head_bytes
-
-    @property
-    def k_block_bytes(self) -> int:
-        return self.geometry.k_block_bytes
-
-    @property
-    def kv_heads(self) -> int:
-        return self.geometry.num_kv_heads
-
-    @property
-    def head_dim(self) -> int:
-        return self.geometry.head_dim
-
-    @property
-    def layers(self) -> int:
-        return self.geometry.num_layers
-
-    @property
-    def rows_padded(self) -> int:
-        return padded(self.limits.max_num_batched_tokens, 8)
-
-    @property
-    def seqs(self) -> int:
-        return self.limits.max_num_seqs
-
-    @property
-    def pages_per_seq(self) -> int:
-        return self.limits.pages_per_seq(self.page_size)
-
-    @property
-    def scratch_pages(self) -> int:
-        return self.limits.scratch_pages(self.page_size)
-
-    @property
-    def max_commits(self) -> int:
-        return self.limits.max_num_batched_tokens
-
-    @property
-    def span(self) -> int:
-        return SPAN
-
-    @property
-    def spans(self) -> int:
-        return -(-self.limits.max_model_len // SPAN)
-
-    @property
-    def max_items(self) -> int:
-        """Attention work items of the largest step: every few rows over every span."""
-        return (self.rows_padded // self.item_rows + self.seqs) * self.spans
-
-    @property
-    def item_rows(self) -> int:
-        """Rows of a work item: few, so that a tree of eight rows and three kv heads still cuts evenly into threads."""
-        return 2
-
-    @property
-    def key(self) -> str:
-        return f"{super().key}_{self.format}_p{self.page_size}_h{self.kv_heads}_d{self.head_dim}"
-
-
-@dataclass(frozen=True)
-class AttendPlan(Paged):
-    stem = "attend_plan"
-
-
-@dataclass(frozen=True)
-class Attend(Paged):
-    """Attention of a few rows of a sequence over one span, per kv head; `scale2` is what a score becomes log2 of a probability by."""
-
-    stem = "attend"
-    heads: int = named("q", default=0)  # type: ignore[assignment]
-    scale: float = named("", default=1.0)  # type: ignore[assignment]
-    window: int = named("w", default=0)  # type: ignore[assignment]
-    softcap: float = named("cap", default=0.0)  # type: ignore[assignment]
-
-    @property
-    def scale2(self) -> float:
-        return log2(e) if self.softcap else self.scale * log2(e)  # soft-capped scores are scaled already
-
-    @property
-    def head_tile(self) -> int:
-        """Query heads that share a pass over the keys: as many as keep the accumulators in registers."""
-        group = self.heads // self.kv_heads
-        most = max(1, 16 // -(-self.head_dim // 16))
-        return max(t for t in range(1, most + 1) if group % t == 0)
-
-
-@dataclass(frozen=True)
-class AttendCombine(Paged):
-    stem = "attend_combine"
-    heads: int = named("q", default=0)  # type: ignore[assignment]
-    scale: float = named("", default=1.0)  # type: ignore[assignment]
-    quantise: bool = False
-
-    @property
-    def scale2(self) -> float:
-        return self.scale * log2(e)
-
-    @property
-    def n_padded(self) -> int:
-        return padded(self.heads * self.head_dim, 64)
-
-
-@dataclass(frozen=True)
-class AppendKv(Paged):
-    """`fused`: k and v are column ranges of a projection's rows, k before RoPE; else they are inputs of their own."""
-
-    stem = "append_kv"
-    fused: bool = False
-    columns: int = named("n", default=0)  # type: ignore[assignment]
-    k_start: int = named("k", default=0)  # type: ignore[assignment]
-    v_start: int = named("v", default=0)  # type: ignore[assignment]
-    half: int = named("half", default=0)  # type: ignore[assignment]
-
-    @property
-    def lanes(self) -> int:
-        return gcd(self.half, 16) if self.half else 16
-
-
-@dataclass(frozen=True)
-class Commit(Paged):
-    stem = "commit"
 
 
 ROWS, OUT = int(Header.ROWS), int(Header.OUT)

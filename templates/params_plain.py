@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import gcd, prod
 
-from mlsdc.templates.params import Paged, Rows, TirParams, named, padded
+from mlsdc.templates.params import Rows, TirParams, named, padded
 
 LANES = 16
 
@@ -187,16 +187,3 @@ class MatMulPV(ByPosition):
     def vectors(self) -> int:
         """Vectors of channels accumulated at once: at most 4, which stay in registers."""
         return gcd(self.head_dim // LANES, 4)
-
-
-@dataclass(frozen=True)
-class ReadKv(Paged):
-    """Keys or values gathered by position, as stored."""
-
-    stem = "read_kv"
-    which: str = named("", default="keys")  # type: ignore[assignment]
-    ctx: int = 0
-
-    @property
-    def key(self) -> str:
-        return f"{super().key}_{self.which}"

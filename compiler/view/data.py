@@ -119,7 +119,7 @@ def kv_data(kv: KvGeometry | None) -> dict[str, Any] | None:
     if kv is None:
         return None
     return asdict(kv) | {"page_bytes": kv.page_bytes, "bytes_per_token": kv.bytes_per_token, "k_block_bytes": kv.k_block_bytes,
-                         "v_block_bytes": kv.v_block_bytes, "bits": kv.kv.bits_per_element}
+                         "v_block_bytes": kv.v_block_bytes, "bits": kv.kv.bits_per_element(kv.page_size, kv.head_dim)}
 
 
 def artifact_data(artifact: Artifact) -> dict[str, Any]:

@@ -192,7 +192,7 @@ def reference(shape: Shape, buffers: StepBuffers, q: Array, pool: Array) -> Arra
         slots = visible_slots(shape, buffers, row)
         for head in range(shape.kv_heads):
             pages = {page for page, _ in slots}
-            read = {page: geometry.kv.read(*geometry.blocks(pool[page], shape.layer, head), shape.head_dim) for page in pages}
+            read = {page: geometry.read(pool[page], shape.layer, head) for page in pages}
             keys = np.stack([read[page][0][slot] for page, slot in slots]).astype(np.float64)
             values = np.stack([read[page][1][slot] for page, slot in slots]).astype(np.float64)
             scores = q[row, head * group : (head + 1) * group].astype(np.float64) @ keys.T * shape.scale
@@ -223,7 +223,7 @@ def _store(shape: Shape, pool: Array, free: list[int], table: Array, keys: Array
         if slot == 0:
             table[entry] = free.pop()
         for head in range(shape.kv_heads):
-            geometry.kv.write(*geometry.blocks(pool[table[entry]], shape.layer, head), slot, key[head], value[head])
+            geometry.write(pool[table[entry]], shape.layer, head, slot, key[head], value[head])
 
 
 def _normal(rng: np.random.Generator, shape: tuple[int, ...]) -> Array:

@@ -232,7 +232,7 @@ def wanted_pool(case: Case, pool: Array, keys: Array, values: Array) -> Array:
     shape, geometry, pool = case.shape, case.shape.geometry, pool.copy()
     for row, (page, slot) in enumerate(targets(case.buffers, shape.page_size)):
         for head in range(shape.kv_heads):
-            geometry.kv.write(*geometry.blocks(pool[page], shape.layer, head), slot, keys[row, head], values[row, head])
+            geometry.write(pool[page], shape.layer, head, slot, keys[row, head], values[row, head])
     return pool
 
 

@@ -1,0 +1,94 @@
+"""CPU lowerings over the paged KV cache: writes, attention, commits. A kernel is made for the layers of one format."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from mlsdc.compiler import ops_kv, ops_quant
+from mlsdc.compiler.graph import Graph, Node
+from mlsdc.compiler.types import KvType
+from mlsdc.runtime.kv_format import KvGeometry
+from mlsdc.runtime.program import InputArg, PoolArg
+from mlsdc.runtime.step import Limits
+from mlsdc.targets.cpu import A8_OUT, HEADER, TILE, TINY, a8_args, input_type, kv_geometry, lowers, spec, storage, whole
+from mlsdc.targets.protocol import Call, CallArg, Lowering, TempRef, ValueRef
+from mlsdc.templates import params_kv as K
+
+if TYPE_CHECKING:
+    from mlsdc.targets.cpu import CpuTarget
+
+
+def plan_lowering(graph: Graph, limits: Limits) -> Lowering | None:
+    """The launch that lists a step's attention work; None for a graph without attention."""
+    geometry = kv_geometry(graph)
+    if geometry is None or not any(isinstance(node.op, ops_kv.PagedAttention) for node in graph):
+        return None
+    plan = K.AttendPlan(geometry, limits, geometry.kv)
+    call = Call(spec("attend_plan", plan, "POS: i32", "ROW: i32", "ROWS: i32", "WORK: i32", "H: i32"), 1, None,
+                (InputArg("positions"), InputArg("seq_row"), InputArg("seq_rows"), TempRef("work"), InputArg("header")))
+    return Lowering((call,), 0, {"work": plan.max_items * 16})
+
+
+def commit_lowering(geometry: KvGeometry, limits: Limits) -> Lowering:
+    """The launches that copy committed tokens from scratch slots to pages: one for each run of layers of one format."""
+    calls = []
+    for first, count, kv in geometry.layer_runs():
+        kernel = spec("commit_kv", K.Commit(geometry, limits, kv, count), "POOL: pool", "SRC: i32", "DST: i32")
+        calls.append(Call(kernel, count, "COMMITS", (PoolArg(geometry.k_offset(first, 0)), InputArg("commit_src"), InputArg("commit_dst"))))
+    return Lowering(tuple(calls), 0)
+
+
+@lowers(ops_quant.AppendKvSlice)
+def lower_append_slice(target: CpuTarget, node: Node, op: ops_quant.AppendKvSlice, graph: Graph) -> Lowering:
+    geometry = geometry_of(node)
+    (columns,) = whole(input_type(graph, node, 1))
+    half = whole(input_type(graph, node, 2))[1]
+    params = K.AppendKv(geometry, target.limits, geometry.layer_format(op.layer), True, columns, op.k_start, op.v_start, half)
+    return append(node, op.layer, params, ("X: f32", "TABLE: f32"))
+
+
+@lowers(ops_kv.AppendKv)
+def lower_append(target: CpuTarget, node: Node, op: ops_kv.AppendKv, graph: Graph) -> Lowering:
+    geometry = geometry_of(node)
+    return append(node, op.layer, K.AppendKv(geometry, target.limits, geometry.layer_format(op.layer)), ("KX: f32", "VX: f32"))
+
+
+def append(node: Node, layer: int, params: K.AppendKv, sources: tuple[str, ...]) -> Lowering:
+    abi = ("POOL: pool", "POS: i32", "SEQ: i32", "SLOT: i32", "PAGES: i32", "SCRATCH: i32")
+    kernel = spec("append_kv", params, *sources, *abi)
+    args: tuple[CallArg, ...] = (
+        *(ValueRef(i) for i in node.inputs[1:3]), PoolArg(params.geometry.k_offset(layer, 0)),
+        *(InputArg(i) for i in ("positions", "row_seq", "row_slot", "page_table", "scratch_table")))
+    return Lowering((Call(kernel, 1, "ROWS", args, TINY),), 0, alias_of=node.inputs[0])
+
+
+def geometry_of(node: Node) -> KvGeometry:
+    t = node.type
+    assert isinstance(t, KvType)
+    return KvGeometry(t.format, t.page_size, t.num_layers, t.num_kv_heads, t.head_dim)
+
+
+@lowers(ops_kv.PagedAttention)
+def lower_attention(target: CpuTarget, node: Node, op: ops_kv.PagedAttention, graph: Graph) -> Lowering:
+    geometry = kv_geometry(graph)
+    assert geometry is not None
+    kv = geometry.layer_format(op.layer)
+    heads, dim = whole(input_type(graph, node, 0))
+    attend = K.Attend(geometry, target.limits, kv, heads, op.scale, op.window, op.softcap)
+    combine = K.AttendCombine(geometry, target.limits, kv, heads, 1.0 if op.softcap else op.scale, op.quantise)
+    first = Call(
+        spec("attend", attend, "Q: f32", "POOL: pool", "POS: i32", "SLOT: i32", "ANC: u64", "CTX: i32", "PAGES: i32", "SCRATCH: i32",
+             "WORK: i32", "PART: f32"),
+        geometry.num_kv_heads, "WORK",
+        (ValueRef(node.inputs[0]), PoolArg(geometry.k_offset(op.layer, 0)),
+         *(InputArg(i) for i in ("positions", "row_slot", "ancestors", "seq_ctx", "page_table", "scratch_table")),
+         TempRef("work"), TempRef("parts")))
+    rows = attend.rows_padded
+    result: tuple[CallArg, ...] = (ValueRef(node.name),)
+    temps = {"parts": rows * heads * attend.spans * (dim + 16) * 4}
+    if op.quantise:
+        result = (TempRef("out"), *a8_args(node.name, rows, heads * dim))
+        temps["out"] = rows * heads * dim * 4
+    second = Call(spec("attend_combine", combine, "PART: f32", "POS: i32", "Y: f32", *(A8_OUT if op.quantise else ()), "H: i32"), 1, "ROWS",
+                  (TempRef("parts"), InputArg("positions"), *result, HEADER), TILE)
+    return Lowering((first, second), storage(node.type), temps)

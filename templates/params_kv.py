@@ -1,0 +1,194 @@
+"""Parameters of the TIR templates over the paged KV cache. A kernel serves layers of one format: `keys` and `values` name its fragments."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import e, log2
+
+from mlsdc.runtime.kv_format import KvFormat, KvGeometry
+from mlsdc.runtime.step import Limits
+from mlsdc.templates.params import TirParams, named, padded
+
+SPAN = 256  # positions of one attention work item: a multiple of the block of 64 (law L2: spans and blocks are by position)
+DOTS = ("int8",)  # key and value formats that meet integer dots
+REGISTERS = {"vnni512": 24}  # accumulators of 16 lanes that stay in registers, by kind of dot; other machines:
+FEW_REGISTERS = 6
+
+
+@dataclass(frozen=True)
+class Paged(TirParams):
+    """What every kernel over pages knows: the geometry of a page, a layer whose format it is for, and the limits of a step."""
+
+    geometry: KvGeometry = named("")  # type: ignore[assignment]
+    limits: Limits = named("")  # type: ignore[assignment]
+    format: KvFormat = named("")  # type: ignore[assignment]
+
+    @property
+    def keys(self) -> str:
+        return self.format.keys.name
+
+    @property
+    def values(self) -> str:
+        return self.format.values.name
+
+    @property
+    def page_size(self) -> int:
+        return self.geometry.page_size
+
+    @property
+    def page_bytes(self) -> int:
+        return self.geometry.page_bytes
+
+    @property
+    def head_bytes(self) -> int:
+        return self.geometry.format_bytes(self.format)[2]
+
+    @property
+    def k_block_bytes(self) -> int:
+        return self.geometry.format_bytes(self.format)[0]
+
+    @property
+    def kv_heads(self) -> int:
+        return self.geometry.num_kv_heads
+
+    @property
+    def head_dim(self) -> int:
+        return self.geometry.head_dim
+
+    @property
+    def rows_padded(self) -> int:
+        return padded(self.limits.max_num_batched_tokens, 8)
+
+    @property
+    def seqs(self) -> int:
+        return self.limits.max_num_seqs
+
+    @property
+    def pages_per_seq(self) -> int:
+        return self.limits.pages_per_seq(self.page_size)
+
+    @property
+    def scratch_pages(self) -> int:
+        return self.limits.scratch_pages(self.page_size)
+
+    @property
+    def max_commits(self) -> int:
+        return self.limits.max_num_batched_tokens
+
+    @property
+    def span(self) -> int:
+        return SPAN
+
+    @property
+    def spans(self) -> int:
+        return -(-self.limits.max_model_len // SPAN)
+
+    @property
+    def max_items(self) -> int:
+        """Attention work items of the largest step: every few rows over every span."""
+        return (self.rows_padded // self.item_rows + self.seqs) * self.spans
+
+    @property
+    def item_rows(self) -> int:
+        """Rows of a work item: few, so that a tree of eight rows and three kv heads still cuts evenly into threads."""
+        return 2
+
+    @property
+    def key(self) -> str:
+        name = self.format.name.replace("/", "_").replace("-", "")
+        return f"{super().key}_{name}_p{self.page_size}_h{self.kv_heads}_d{self.head_dim}_b{self.page_bytes}"
+
+
+@dataclass(frozen=True)
+class AttendPlan(Paged):
+    stem = "attend_plan"
+
+
+@dataclass(frozen=True)
+class Attend(Paged):
+    """Attention of a few rows of a sequence over one span, per kv head; `scale2` is what a score becomes log2 of a probability by."""
+
+    stem = "attend"
+    heads: int = named("q", default=0)  # type: ignore[assignment]
+    scale: float = named("", default=1.0)  # type: ignore[assignment]
+    window: int = named("w", default=0)  # type: ignore[assignment]
+    softcap: float = named("cap", default=0.0)  # type: ignore[assignment]
+
+    @property
+    def scale2(self) -> float:
+        return log2(e) if self.softcap else self.scale * log2(e)  # soft-capped scores are scaled already
+
+    @property
+    def head_tile(self) -> int:
+        """Query heads that share a pass over the keys: as many as keep the accumulators in registers."""
+        group = self.heads // self.kv_heads
+        most = max(1, 16 // -(-self.head_dim // 16))
+        return max(t for t in range(1, most + 1) if group % t == 0)
+
+    @property
+    def reads_q(self) -> bool:
+        """Whether keys want a row's q in local buffers, to be split or rotated first; else they read it where it lies."""
+        return self.keys in DOTS or self.format.keys.rotated
+
+    def key_subs(self, dot: str) -> int:
+        """Groups of 16 tokens that share a pass over q: two accumulators (planes of q) for each of them and head."""
+        return max(n for n in (1, 2, 4) if n == 1 or 2 * n * self.head_tile <= REGISTERS.get(dot, FEW_REGISTERS))
+
+    def value_vectors(self, dot: str) -> int:
+        """Vectors of 16 channels that share a pass over the tokens: two accumulators (planes of p) for each of them and head."""
+        return max(1, REGISTERS.get(dot, FEW_REGISTERS) // (2 * self.head_tile))
+
+
+@dataclass(frozen=True)
+class AttendCombine(Paged):
+    stem = "attend_combine"
+    heads: int = named("q", default=0)  # type: ignore[assignment]
+    scale: float = named("", default=1.0)  # type: ignore[assignment]
+    quantise: bool = False
+
+    @property
+    def scale2(self) -> float:
+        return self.scale * log2(e)
+
+    @property
+    def n_padded(self) -> int:
+        return padded(self.heads * self.head_dim, 64)
+
+
+@dataclass(frozen=True)
+class AppendKv(Paged):
+    """`fused`: k and v are column ranges of a projection's rows, k before RoPE; else they are inputs of their own."""
+
+    stem = "append_kv"
+    fused: bool = False
+    columns: int = named("n", default=0)  # type: ignore[assignment]
+    k_start: int = named("k", default=0)  # type: ignore[assignment]
+    v_start: int = named("v", default=0)  # type: ignore[assignment]
+    half: int = named("half", default=0)  # type: ignore[assignment]
+
+    @property
+    def lanes(self) -> int:
+        """LLVM 22 gives invalid code for a vector load over narrower vector stores: halves that are no whole vectors turn one by one."""
+        return 1 if self.half % 16 else 16
+
+
+
+@dataclass(frozen=True)
+class Commit(Paged):
+    """Of `count` layers that follow each other and have one format."""
+
+    stem = "commit"
+    count: int = named("l", default=0)  # type: ignore[assignment]
+
+
+@dataclass(frozen=True)
+class ReadKv(Paged):
+    """Keys or values gathered by position, as stored (unfused attention)."""
+
+    stem = "read_kv"
+    which: str = named("", default="keys")  # type: ignore[assignment]
+    ctx: int = 0
+
+    @property
+    def key(self) -> str:
+        return f"{super().key}_{self.which}"
