@@ -45,7 +45,7 @@ class TargetConfig:
 
     model: str = option()
     name: str | None = option(None)
-    weights: str = option("int8", choices=("int8", "int4"))
+    weights: str = option("int8", choices=("int8", "int4", "bf16"))
     kv: KvConfig = option(KvConfig(), parse=_kv)
 
 

@@ -20,7 +20,7 @@ CANDIDATES = 8  # scales tried for each group of a 4-bit source
 
 
 def read_weight(node: Node, weights: WeightSource) -> Array | Q8 | Q4:
-    """f32[n, k] (or [n]), or q8 or q4 [n, k]; several sources are stacked along axis 0.
+    """f32[n, k] (or [n]; bf16 is rounded by whoever takes it), or q8 or q4 [n, k]; several sources are stacked along axis 0.
 
     Blocks of the source are repacked, not quantised again: q8 takes Q8_0's and Q4_0's numbers as they are and keeps Q4_1's grid
     (`q8_on_grid`), q4 takes Q4_1's and Q4_0's as they are.
@@ -29,7 +29,7 @@ def read_weight(node: Node, weights: WeightSource) -> Array | Q8 | Q4:
     """
     if not isinstance(node.op, Weight) or not isinstance(node.type, TensorType):
         raise CompileError(f"%{node.name} is not a weight")
-    if node.type.dtype is DType.F32:
+    if node.type.dtype in (DType.F32, DType.BF16):
         parts = [weights.read(name) for name in node.op.sources]
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
     if node.type.dtype is DType.Q8:
@@ -39,7 +39,7 @@ def read_weight(node: Node, weights: WeightSource) -> Array | Q8 | Q4:
         small = [part for name in node.op.sources for part in _read_q4(name, weights)]
         codes = np.concatenate([part.codes for part in small])
         return Q4(codes, _factors(node, [part.scales for part in small]), _factors(node, [part.mins for part in small]))
-    raise CompileError(f"%{node.name}: weights of type {node.type.dtype} cannot be packed; f32, q8 and q4 can")
+    raise CompileError(f"%{node.name}: weights of type {node.type.dtype} cannot be packed; f32, bf16, q8 and q4 can")
 
 
 def _read_q8(name: str, weights: WeightSource) -> list[Q8]:

@@ -63,7 +63,7 @@ def default_pipeline(options: PassOptions) -> tuple[Pass, ...]:
         Rowify(limits.max_num_batched_tokens, limits.max_logit_rows, options.vocab_size),
         RaiseNames(),
         GatherEarly(),
-        CalibrateActivations(options.calibration if options.weights != "none" else None),
+        CalibrateActivations(options.calibration if options.weights in ("int8", "int4") else None),
         # cache and weights
         InsertPagedKv(limits.max_model_len, options.kv_format, options.kv_page_size),
         ShareTreeMask(),

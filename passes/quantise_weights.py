@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from mlsdc.compiler.graph import Editor, Graph, Node, Weight
-from mlsdc.compiler.ops_core import ArgMax
+from mlsdc.compiler.ops_core import ArgMax, Scalar, Unary
 from mlsdc.compiler.ops_moe import ExpertLinear
 from mlsdc.compiler.ops_nn import Embed, Linear
 from mlsdc.compiler.ops_quant import Calibrated, LinearQ, Quantise
@@ -16,7 +16,7 @@ from mlsdc.compiler.types import GROUP, DType, TensorType
 from mlsdc.passes.experts import expert_rows, packable_experts, packed, routes
 from mlsdc.passes.names import free
 
-WEIGHTS = ("int8", "int4", "none")
+WEIGHTS = ("int8", "int4", "bf16", "none")
 
 
 @dataclass(frozen=True)
@@ -32,12 +32,12 @@ class QuantiseWeights(GraphPass):
         %w.q = weight() : q8[576, 576]    %h.a8 = quantise(%h)    %q = linear_q(%h.a8, %w.q)    %k = linear_q(%h.a8, %w.k)
 
     `weights` int8 packs as q8. int4 packs as q4, but for embeddings and the head (whose errors the softmax does not forgive): q8.
-    none changes nothing. Values that
+    bf16 rounds weights and leaves the ops as they are. none changes nothing. Values that
     `calibrate-activations` found to have a few groups of large numbers are quantised with a second plane there (a16). A bias stays f32
     and moves into linear_q.
     An embedding keeps its op, its table is packed. Experts are packed likewise; the linear that chooses them stays f32.
 
-    Declines, weight by weight: columns that are no multiple of 32; a weight that anything but linears (of rank-2 inputs) and
+    Declines, weight by weight: columns that are no multiple of 32 (bf16: of 2); a weight that anything but linears (of rank-2 inputs) and
     embeddings reads, or that is an output.
     """
 
@@ -48,11 +48,22 @@ class QuantiseWeights(GraphPass):
     def rewrite(self, graph: Graph) -> Graph:
         if self.weights == "none":
             return graph
+        if self.weights == "bf16":
+            return apply_rules(graph, (Rule("linear(x, w) -> linear(x, w as bf16)", Weight, self._round),))[0]
         rules = (
             Rule(f"linear(x, w) -> linear_q(quantise(x), w as {self.weights})", Weight, self._pack),
             Rule(f"expert_linear(x, w, i) -> expert_linear_q(quantise(x), w as {self.weights}, i)", ExpertLinear, self._pack_experts),
         )
         return apply_rules(graph, rules)[0]
+
+    def _round(self, editor: Editor, weight: Node) -> bool:
+        if not packable(editor, weight, 2):
+            return False
+        assert isinstance(weight.type, TensorType)
+        if weight.type.dtype is DType.BF16:
+            return False
+        editor.retype(weight.name, weight.type.with_dtype(DType.BF16))
+        return True
 
     def _pack(self, editor: Editor, weight: Node) -> bool:
         if not packable(editor, weight):
@@ -84,12 +95,12 @@ class QuantiseWeights(GraphPass):
         return True
 
 
-def packable(editor: Editor, weight: Node) -> bool:
+def packable(editor: Editor, weight: Node, multiple: int = GROUP) -> bool:
     type_, users = weight.type, editor.users(weight.name)
     if not isinstance(type_, TensorType) or type_.rank != 2 or not users or editor.is_output(weight.name):
         return False
     columns = type_.shape[1]
-    return isinstance(columns, int) and columns % GROUP == 0 and all(reads_as_weight(editor, user, weight.name) for user in users)
+    return isinstance(columns, int) and columns % multiple == 0 and all(reads_as_weight(editor, user, weight.name) for user in users)
 
 
 def reads_as_weight(editor: Editor, user: Node, weight: str) -> bool:
@@ -102,8 +113,11 @@ def reads_as_weight(editor: Editor, user: Node, weight: str) -> bool:
 
 
 def is_head(editor: Editor, linear: Node) -> bool:
-    """Logits: an output of the graph, or what a choice is made from."""
-    return editor.is_output(linear.name) or any(isinstance(user.op, ArgMax) for user in editor.users(linear.name))
+    """Logits: an output of the graph, or what a choice is made from, a soft-cap (Gemma 2) in between or not."""
+    users = editor.users(linear.name)
+    if editor.is_output(linear.name) or any(isinstance(user.op, ArgMax) for user in users):
+        return True
+    return len(users) == 1 and isinstance(users[0].op, Unary | Scalar) and is_head(editor, users[0])
 
 
 def quantised(editor: Editor, x: str, fine: tuple[int, ...]) -> str:

@@ -20,7 +20,7 @@ from mlsdc.runtime.manifest import TargetInfo
 from mlsdc.runtime.program import InputArg, IntArg, Tap
 from mlsdc.runtime.step import Limits
 from mlsdc.targets.cpu_isa import ISAS, CpuIsa
-from mlsdc.targets.cpu_layout import a8_offsets, pack_q4, pack_q8, q4_bytes, q8_bytes
+from mlsdc.targets.cpu_layout import a8_offsets, bf16_bytes, pack_bf16, pack_q4, pack_q8, q4_bytes, q8_bytes
 from mlsdc.targets.protocol import Call, CallArg, Declined, KernelSpec, Lowering, Target, TempRef, ValueRef
 from mlsdc.templates import params as P
 from mlsdc.templates.params import padded
@@ -98,6 +98,9 @@ class CpuTarget(Target):
         if type_.dtype is DType.Q4:
             n, k = whole(type_)
             return q4_bytes(n, k)
+        if type_.dtype is DType.BF16:
+            n, k = whole(type_)
+            return bf16_bytes(n, k)
         return 4 * int(np.prod(whole(type_)))
 
     def pack(self, type_: Type, rows: npt.NDArray[Any] | Q8 | Q4) -> npt.NDArray[np.uint8]:
@@ -105,6 +108,8 @@ class CpuTarget(Target):
             return pack_q8(rows)
         if isinstance(rows, Q4):
             return pack_q4(rows)
+        if isinstance(type_, TensorType) and type_.dtype is DType.BF16:
+            return pack_bf16(rows)
         return np.ascontiguousarray(rows, np.float32).view(np.uint8).reshape(-1)
 
     def build(self, specs: Sequence[KernelSpec], directory: Path) -> TargetInfo:
@@ -282,8 +287,6 @@ def lower_gated(target: CpuTarget, node: Node, op: ops_quant.GatedQuantise, grap
     if weight.dtype not in ops_quant.PACKED:
         return Declined(f"weight of {weight.dtype}; the CPU multiplies q8 and q4")
     n2, k = whole(weight)
-    if n2 // 2 % 64:
-        return Declined(f"{n2 // 2} gated columns; the CPU's tiles want a multiple of 64")
     index, _, rows = rows_of(node.type)
     fine = fine_of(graph, node.inputs[0])
     params = P.GatedQ(index, rows, str(weight.dtype), n2 // 2, k, op.act, target.isa.dot, len(fine))

@@ -8,6 +8,8 @@ q4 weight [n, k]: the same blocks, a superblock of 640 bytes (10 cache lines): 2
 group 4 x 64 bytes: bytes [kk][row][4] hold in their low halves the codes of columns 4 kk .. 4 kk + 3, in their high halves those 16
 columns further on.
 
+bf16 weight [n, k], k even: the same blocks of 16 rows, 64 bytes for every two columns: [row][2].
+
 a8 activations [rows, k]: int32 words of 4 codes, then f32 scales, then int32 corrections (-128 * sum of the group's codes). Tiles of 8
 rows; the last tile holds the rest, mt rows. Word of (row m, columns 4 w ..): tile * 2 k + w * mt + m; scale and correction of (row m,
 group g): tile * k / 4 + g * mt + m.
@@ -91,6 +93,20 @@ def unpack_q4(data: npt.NDArray[np.uint8], n: int, k: int) -> Q4:
         .transpose(0, 3, 1, 2).reshape(rows, columns // GROUP)[:n, : k // GROUP]
         for at in (0, 64)]
     return Q4(np.ascontiguousarray(codes[:n, :k]), factors[0], factors[1])
+
+
+def bf16_bytes(n: int, k: int) -> int:
+    return padded(n, ROWS) * k * 2
+
+
+def pack_bf16(weight: npt.NDArray[np.float32]) -> npt.NDArray[np.uint8]:
+    """Packed bytes of f32[n, k], rounded to nearest even."""
+    n, k = weight.shape
+    bits = np.zeros((padded(n, ROWS), k), np.uint32)
+    bits[:n] = np.ascontiguousarray(weight, np.float32).view(np.uint32)
+    bits += 0x7FFF + (bits >> 16 & 1)
+    blocks = (bits >> 16).astype(np.uint16).reshape(-1, ROWS, k // 2, 2).transpose(0, 2, 1, 3)
+    return np.ascontiguousarray(blocks).view(np.uint8).reshape(-1)
 
 
 def a8_offsets(rows_padded: int, k: int, fine: int = 0) -> tuple[int, int, int]:

@@ -156,7 +156,10 @@ def lower_embed_plain(target: CpuTarget, node: Node, op: ops_nn.Embed, graph: Gr
     if table.dtype.packed:
         return lower_embed(target, node, op, graph)
     n, k = whole(table)
-    kernel = spec("embed_f32", P.EmbedF32(rows_of(node.type)[2], n, k, op.scale), "W: f32", "TOK: i32", "Y: f32")
+    rows = rows_of(node.type)[2]
+    kernel = spec("embed_f32", P.EmbedF32(rows, n, k, op.scale), "W: f32", "TOK: i32", "Y: f32")
+    if table.dtype is DType.BF16:
+        kernel = spec("embed_bf16", P.EmbedBf16(rows, n, k, op.scale), "W: bf16", "TOK: i32", "Y: f32")
     return launch(node, kernel, 1, ValueRef(node.inputs[1]), ValueRef(node.inputs[0]))
 
 
@@ -167,10 +170,14 @@ def lower_linear(target: CpuTarget, node: Node, op: ops_nn.Linear, graph: Graph)
         return Declined(f"linear of {x} and {weight}; the CPU has it for f32[rows, k] and weights that are not packed")
     index, _, rows = rows_of(node.type)
     n, k = whole(weight)
-    params = P.LinearF32(index, rows, n, k, len(node.inputs) == 3)
-    kernel = spec("linear_f32", params, "X: f32", "W: f32", *(("B: f32",) if params.bias else ()), "Y: f32", "H: i32")
-    call = Call(kernel, -(-n // params.block), None, (*values(node), ValueRef(node.name), HEADER))
-    return Lowering((call,), storage(node.type))
+    bias = len(node.inputs) == 3
+    abi = ("X: f32", f"W: {weight.dtype}", *(("B: f32",) if bias else ()), "Y: f32", "H: i32")
+    if weight.dtype is DType.BF16:
+        kernel, block = spec("linear_bf16", P.LinearBf16(index, rows, n, k, bias), *abi), 16
+    else:
+        plain = P.LinearF32(index, rows, n, k, bias)
+        kernel, block = spec("linear_f32", plain, *abi), plain.block
+    return Lowering((Call(kernel, -(-n // block), None, (*values(node), ValueRef(node.name), HEADER)),), storage(node.type))
 
 
 @lowers(ops_nn.RmsNorm)

@@ -104,6 +104,33 @@ class LinearF32(Rows):
 
 
 @dataclass(frozen=True)
+class LinearBf16(Rows):
+    """y[rows, n] = x[rows, k] @ W[n, k]^T + bias, x f32, W in 16-row blocks of bf16 (targets/cpu_layout.py), sums in f32."""
+
+    stem = "linear_bf16"
+    n: int = 0
+    k: int = 0
+    bias: bool = False
+
+    @property
+    def n_padded(self) -> int:
+        return padded(self.n, 16)
+
+
+@dataclass(frozen=True)
+class EmbedBf16(TirParams):
+    stem = "embed_bf16"
+    rows_padded: int = named("m")  # type: ignore[assignment]
+    n: int = 0
+    k: int = 0
+    scale: float = named("s", default=1.0)  # type: ignore[assignment]
+
+    @property
+    def n_padded(self) -> int:
+        return padded(self.n, 16)
+
+
+@dataclass(frozen=True)
 class EmbedF32(TirParams):
     stem = "embed_f32"
     rows_padded: int = named("m")  # type: ignore[assignment]

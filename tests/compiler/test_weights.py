@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from mlsdc.compiler.capture.source import Blocks
+from mlsdc.compiler.errors import CompileError
 from mlsdc.compiler.graph import Node, Weight
 from mlsdc.compiler.quantise import Q4, quantise_q4, quantise_q8
 from mlsdc.compiler.types import DType, TensorType
@@ -80,3 +82,40 @@ def test_groups_of_one_value_are_quantised_too() -> None:
 def test_zeros_stay_zeros() -> None:
     q4 = Q4(np.zeros((1, 32), np.uint8), np.zeros((1, 1), np.float16), np.zeros((1, 1), np.float16))
     assert not q8_on_grid(q4).dequantise().any()
+
+
+def q4_0(seed: int, n: int, k: int) -> tuple[np.ndarray, np.ndarray, Blocks]:
+    """(scales f16[n, k / 32], codes u8[n, k], the same as Q4_0 blocks); some scales are negative, as llama.cpp's are."""
+    rng = np.random.default_rng(seed)
+    scales = rng.normal(size=(n, k // 32)).astype(np.float16)
+    codes = rng.integers(0, 16, (n, k), np.uint8)
+    halves = codes.reshape(-1, 2, 16)
+    raw = np.concatenate([scales.reshape(-1, 1).view(np.uint8), halves[:, 0] | halves[:, 1] << 4], axis=1)
+    return scales, codes, Blocks("Q4_0", (n, k), raw.reshape(n, -1))
+
+
+def test_q4_0_blocks_become_q4_and_q8_of_the_same_values() -> None:
+    scales, codes, blocks = q4_0(0, 3, 64)
+    exact = np.repeat(scales.astype(np.float32), 32, axis=1) * (codes.astype(np.float32) - 8)
+    source = Source({"a": exact}, {"a": blocks})
+    for dtype in (DType.Q4, DType.Q8):
+        packed = read_weight(weight(dtype, 3, 64), source)
+        assert np.array_equal(packed.dequantise(), exact)
+        assert np.array_equal(packed.scales, scales)
+
+
+def test_q4_1_blocks_keep_codes_scales_and_minima_in_q4() -> None:
+    alone = quantise_q4(noise(0, 2, 64))
+    halves = alone.codes.reshape(-1, 2, 16)
+    factors = np.stack([alone.scales, alone.mins], -1).reshape(-1, 2).view(np.uint8)
+    raw = np.concatenate([factors, halves[:, 0] | halves[:, 1] << 4], axis=1)
+    source = Source({"a": alone.dequantise()}, {"a": Blocks("Q4_1", (2, 64), raw.reshape(2, -1))})
+    packed = read_weight(weight(DType.Q4, 2, 64), source)
+    for field in ("codes", "scales", "mins"):
+        assert np.array_equal(getattr(packed, field), getattr(alone, field))
+
+
+def test_values_that_the_scales_cannot_hold_are_refused_by_name() -> None:
+    for dtype in (DType.Q4, DType.Q8):
+        with np.errstate(over="ignore"), pytest.raises(CompileError, match="%w: has values too large for the f16 scales"):
+            read_weight(weight(dtype, 1, 32), Source({"a": np.full((1, 32), 1e9, np.float32) * np.arange(32)}))

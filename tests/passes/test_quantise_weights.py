@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from mlsdc.compiler.graph import Builder, Graph
+from mlsdc.compiler.ops_core import Scalar, Unary
 from mlsdc.compiler.ops_nn import Linear
-from mlsdc.compiler.types import DType, TensorType
+from mlsdc.compiler.types import Dim, DType, TensorType
 from mlsdc.passes.quantise_weights import QuantiseWeights
 from tests.passes.graphs import TINY, Llama
 from tests.passes.steps import also_output, apply, before, golden, ops, relative_error, results
@@ -76,3 +77,21 @@ def test_leaves_a_weight_alone_that_is_an_output() -> None:
     after = apply(also_output(graph, "w.layers.0.attn.q"), pass_)
     assert after["layers.0.attn.q"] == graph["layers.0.attn.q"]
     assert after["layers.0.attn.k"].op.opname == "linear_q"
+
+
+def test_int4_keeps_a_head_behind_a_soft_cap_at_8_bits() -> None:
+    b = Builder("forward")
+    x, w = b.input("x", TensorType(DType.F32, (Dim("rows", 1, 4), 64))), b.weight("w", TensorType(DType.F32, (96, 64)))
+    small = b.add("uncap", Scalar("div", 30.0), b.add("head", Linear(), x, w))
+    capped = b.add("cap", Scalar("mul", 30.0), b.add("tanh", Unary("tanh"), small))
+    graph = b.build(logits=capped)
+    assert dtypes(QuantiseWeights("int4").rewrite(graph)) == {"w": DType.Q8}
+
+
+def test_bf16_rounds_weights_and_leaves_the_ops() -> None:
+    graph, pass_ = before("quantise-weights", shape := Llama(layers=1, biases=True), weights="bf16")
+    after = apply(graph, pass_)
+    assert ops(after) == ops(graph)
+    assert {name for name, dtype in dtypes(after).items() if dtype is DType.BF16} >= {"embed", "layers.0.attn.q", "layers.0.mlp.down"}
+    for found, wanted in zip(results(after, shape), results(graph, shape), strict=True):
+        assert relative_error(found["logits"], wanted["logits"]) < 0.02

@@ -16,7 +16,7 @@ import numpy.typing as npt
 import pytest
 
 from mlsdc.compiler.graph import Graph, Input, Node, Weight
-from mlsdc.compiler.quantise import A8, Q4, Q8
+from mlsdc.compiler.quantise import A8
 from mlsdc.compiler.types import GROUP, DType, TensorType
 from mlsdc.runtime.program import FloatArg, InputArg, IntArg, PoolArg
 from mlsdc.runtime.step import INPUTS, Header, Limits, StepBuffers, aligned
@@ -181,7 +181,7 @@ def put(target: CpuTarget, node: Node, value: Any, memory: Array) -> None:
     assert isinstance(type_, TensorType)
     if isinstance(value, A8):
         put_a8(value, memory, a8_rows(type_))
-    elif isinstance(value, Q8 | Q4):
+    elif isinstance(node.op, Weight):
         packed = target.pack(type_, value)
         memory[: len(packed)] = packed
     else:

@@ -19,10 +19,11 @@ from tests.targets.cpu_machine import Machine, counted, get
 from tests.targets.qemu_machine import QemuMachine
 
 OTHERS = [isa for isa in ISAS.values() if isa.name != "cpu-x86-64-v4"]
+PLAIN = ("bf16 bias", "bf16 of few rows")
 LINEARS, GATED = ("linear that pads", "bias and residual", "q4 that pads", "q4 bias and residual"), ("silu", "q4 silu")
 QUANTISERS, ROPES = ("quantise", "norm that pads"), ("rope slice",)
-ROW_WISE = (*LINEARS, *GATED, *QUANTISERS, *ROPES)
-TABLES = ("embed 8.0", "table 32", "argmax 1008 1000", "gather")
+ROW_WISE = (*LINEARS, *PLAIN, *GATED, *QUANTISERS, *ROPES)
+TABLES = ("embed 8.0", "embed bf16 8.0", "table 32", "argmax 1008 1000", "gather")
 UNARIES = ("exp", "gelu", "tanh")
 
 
@@ -70,6 +71,11 @@ def test_the_largest_codes_of_both_signs_do_not_overflow(machine: Machine) -> No
         assert np.array_equal(y, np.float32(x.codes.astype(int) @ w.codes.astype(int).T))
 
 
+@pytest.mark.parametrize("name", PLAIN)
+def test_a_linear_over_bf16_weights_is_within_its_rounding_of_float64(machine: Machine, name: str) -> None:
+    kernels.test_a_linear_over_bf16_weights_is_within_its_rounding_of_float64(machine, name, 17)
+
+
 @pytest.mark.parametrize("name", GATED)
 def test_a_gated_row_is_the_nearest_code_of_float64(machine: Machine, name: str) -> None:
     kernels.test_a_gated_row_is_the_nearest_code_of_float64(machine, name, 17)
@@ -87,6 +93,7 @@ def test_rope_is_the_rotation_rounded_twice(machine: Machine, name: str) -> None
 
 def test_tables_are_read_and_made_as_on_any_machine(machine: Machine) -> None:
     kernels.test_embedding_rows_are_the_tables_dequantised(machine, 8.0)
+    kernels.test_embedding_rows_are_the_bf16_tables(machine, 8.0)
     kernels.test_rope_angles_are_right_up_to_long_contexts(machine, 32, 1.0)
     kernels.test_gathered_rows_are_copies(machine)
     kernels.test_argmax_of_rows_that_are_not_numbers_is_an_id(machine, 1008, 1000)

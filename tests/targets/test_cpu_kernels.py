@@ -59,6 +59,10 @@ def gated(n: int, k: int, act: str, weights: DType = DType.Q8) -> Kernel:
     return Kernel(ops_quant.GatedQuantise(act), (TensorType(DType.A8, (ROWS, k)),), (TensorType(weights, (2 * n, k)),))
 
 
+def plain(n: int, k: int, *, bias: bool = False, weights: DType = DType.BF16) -> Kernel:
+    return Kernel(ops_nn.Linear(), (f32(ROWS, k),), (TensorType(weights, (n, k)), *((f32(n),) if bias else ())))
+
+
 def norm(k: int, eps: float, offset: float = 0.0, rows: Dim = ROWS) -> Kernel:
     return Kernel(ops_quant.NormQuantise(eps, offset), (f32(rows, k),), (f32(k),))
 
@@ -72,8 +76,10 @@ LINEARS = {
     "q4 that pads": linear(112, 160, weights=DType.Q4), "q4 residual": linear(64, 576, residual=True, weights=DType.Q4),
     "q4 bias and residual": linear(16, 96, bias=True, residual=True, weights=DType.Q4),
 }  # fmt: skip
+PLAIN = {"bf16": plain(48, 64), "bf16 bias": plain(64, 576, bias=True), "bf16 of few rows": plain(9, 34, bias=True)}
 GATED = {"silu": gated(128, 96, "silu"), "gelu_tanh": gated(64, 64, "gelu_tanh"), "wide silu": gated(192, 160, "silu"),
-         "q4 silu": gated(128, 96, "silu", DType.Q4), "q4 gelu_tanh": gated(64, 160, "gelu_tanh", DType.Q4)}  # fmt: skip
+         "q4 silu": gated(128, 96, "silu", DType.Q4), "q4 gelu_tanh": gated(64, 160, "gelu_tanh", DType.Q4),
+         "silu that pads": gated(96, 64, "silu"), "q4 silu that pads": gated(32, 32, "silu", DType.Q4)}  # fmt: skip
 QUANTISERS = {
     "quantise": Kernel(ops_quant.Quantise(), (f32(ROWS, 96),)), "quantise whole": Kernel(ops_quant.Quantise(), (f32(ROWS, 128),)),
     "norm": norm(576, 1e-5), "norm that pads": norm(96, 1e-6), "gemma norm": norm(64, 1e-6, 1.0), "head norm": norm(32, 1e-5, rows=OUT),
@@ -85,12 +91,12 @@ ROPES = {
     "odd partial rope": Kernel(ops_nn.Rope(), (f32(ROWS, 2, 32), f32(ROWS, 2, 5))),
     "rope slice": Kernel(ops_quant.RopeSlice(64, 2, 32), (f32(ROWS, 192), f32(ROWS, 2, 16))),
 }  # fmt: skip
-ROW_WISE = {**LINEARS, **GATED, **QUANTISERS, **ROPES}
+ROW_WISE = {**LINEARS, **PLAIN, **GATED, **QUANTISERS, **ROPES}
 
 
-def embed_graph(scale: float) -> Graph:
-    b = Builder(f"embed {scale}")
-    tokens, table = b.input("tokens", TensorType(DType.I32, (ROWS,))), b.weight("w0", TensorType(DType.Q8, (100, 96)))
+def embed_graph(scale: float, dtype: DType = DType.Q8) -> Graph:
+    b = Builder(f"embed {scale} {dtype}")
+    tokens, table = b.input("tokens", TensorType(DType.I32, (ROWS,))), b.weight("w0", TensorType(dtype, (100, 96)))
     return b.build(result=b.add("result", ops_nn.Embed(scale), tokens, table))
 
 
@@ -115,6 +121,7 @@ ARGMAX = ((96, 0), (1008, 1000), (32, 7), (4096, 4090), (48, 48))
 GRAPHS = {
     **{name: kernel.graph(name) for name, kernel in ROW_WISE.items()},
     **{f"embed {s}": embed_graph(s) for s in (1.0, 8.0)},
+    **{f"embed bf16 {s}": embed_graph(s, DType.BF16) for s in (1.0, 8.0)},
     **{f"table {h}": table_graph(h, s) for h, s in ((32, 1.0), (20, 1.25))},
     **{f"argmax {n} {limit}": argmax_graph(n, limit) for n, limit in ARGMAX},
     "gather": gather_graph(),
@@ -136,7 +143,13 @@ def random_of(rng: np.random.Generator, type_: TensorType, rows: int) -> Any:
     return QUANTISE[type_.dtype](x) if type_.dtype in QUANTISE else x
 
 
-QUANTISE = {DType.A8: quantise_a8, DType.Q8: lambda x: quantise_q8(x / 8), DType.Q4: lambda x: quantise_q4(x / 8)}
+def bf16(x: Array) -> Array:
+    """Values that bf16 holds."""
+    cut: Array = (x.view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32)
+    return cut
+
+
+QUANTISE = {DType.BF16: bf16, DType.A8: quantise_a8, DType.Q8: lambda x: quantise_q8(x / 8), DType.Q4: lambda x: quantise_q4(x / 8)}
 
 
 def inputs_of(kernel: Kernel, rows: int, seed: int) -> tuple[list[Any], list[Any]]:
@@ -189,6 +202,16 @@ def test_a_linear_is_within_its_rounding_of_float64(machine: Machine, name: str,
     size = np.abs(f64(inputs[0])) @ size_of(weights[0]).T + sum(np.abs(f64(t)) for t in terms)
     groups = weights[0].scales.shape[1]
     assert (np.abs(y - exact) <= size * (groups + 4) * 2.0**-24).all()
+
+
+@pytest.mark.parametrize("rows", COUNTS)
+@pytest.mark.parametrize("name", PLAIN)
+def test_a_linear_over_bf16_weights_is_within_its_rounding_of_float64(machine: Machine, name: str, rows: int) -> None:
+    (x,), weights = inputs_of(PLAIN[name], rows, rows)
+    (y,) = run(machine, name, [x], weights)
+    exact = f64(x) @ f64(weights[0]).T + sum(f64(t) for t in weights[1:])
+    size = np.abs(f64(x)) @ np.abs(f64(weights[0])).T + sum(np.abs(f64(t)) for t in weights[1:])
+    assert (np.abs(y - exact) <= size * (x.shape[1] / 2 + 2) * 2.0**-24).all()
 
 
 @pytest.mark.parametrize("rows", COUNTS)
@@ -268,6 +291,17 @@ def test_embedding_rows_are_the_tables_dequantised(machine: Machine, scale: floa
         buffers.tokens[:rows] = tokens
         memory = machine.run(GRAPHS[f"embed {scale}"], {"w0": table}, buffers)
         assert np.array_equal(get(memory["result"], rows, 96), (table[tokens].dequantise() * np.float32(scale)))
+
+
+@pytest.mark.parametrize("scale", [1.0, 8.0])
+def test_embedding_rows_are_the_bf16_tables(machine: Machine, scale: float) -> None:
+    rng = np.random.default_rng(1)
+    table = rng.standard_normal((100, 96), np.float32)
+    tokens = rng.choice([0, 1, 15, 16, 98, 99], 20)
+    buffers = counted(LIMITS, 20)
+    buffers.tokens[:20] = tokens
+    found = get(machine.run(GRAPHS[f"embed bf16 {scale}"], {"w0": table}, buffers)["result"], 20, 96)
+    assert np.array_equal(found, torch.from_numpy(table).to(torch.bfloat16).float().numpy()[tokens] * np.float32(scale))
 
 
 @pytest.mark.parametrize(("half", "scaling"), [(32, 1.0), (20, 1.25)])
