@@ -52,7 +52,8 @@ class TargetConfig:
 @dataclass(frozen=True)
 class NgramConfig:
     """A count-based level. It looks up the last `order` tokens (then fewer) and proposes at most `max_nodes` nodes, `width` siblings
-    a node at most, none whose path is less likely than `min_probability`."""
+    a node at most, none whose path is less likely than `min_probability`. `counts` is a file of static counts (`mlsdc train --level
+    counts`), relative to the YAML file; one count of the request itself weighs `live_weight` of them."""
 
     kind: str = option(choices=("ngram",))
     name: str = option("ngram")
@@ -60,6 +61,8 @@ class NgramConfig:
     max_nodes: int = option(7, low=1, high=SCRATCH_SLOTS - 1)
     width: int = option(6, low=1, high=8)
     min_probability: float = option(0.3, low=0.0, high=1.0)
+    counts: str | None = option(None)
+    live_weight: float = option(32.0, low=0.01, high=1000.0)
 
     def params(self) -> dict[str, Any]:
         """What the level's runtime half reads from the manifest."""

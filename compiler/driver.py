@@ -14,11 +14,12 @@ from mlsdc.compiler import config_record
 from mlsdc.compiler.calibrate import calibration
 from mlsdc.compiler.capture import ModelSource, WeightSource, load_source
 from mlsdc.compiler.config import Config, load_config, parse_config
+from mlsdc.compiler.counts_file import counts_files, counts_name
 from mlsdc.compiler.errors import CompileError
 from mlsdc.compiler.graph import Graph, Node
 from mlsdc.compiler.module import LevelModule, Module
 from mlsdc.compiler.observers import DumpObserver, ExplainObserver, ValidateObserver
-from mlsdc.compiler.pack import WeightFile, check_output, check_space, hash_files, staged, write_text, write_weights
+from mlsdc.compiler.pack import WeightFile, check_output, check_space, hash_files, staged, write_bytes, write_text, write_weights
 from mlsdc.compiler.pipeline import Pass, run_pipeline
 from mlsdc.compiler.progress import PassProgress, Progress, Silent
 from mlsdc.compiler.text import print_graph
@@ -51,6 +52,7 @@ def compile_model(config: Config | Mapping[str, Any] | Path | str, output: Path 
     check_output(output)
     source = load_source(config.target.model, config.folder)
     limits = config.resolve_limits(int(source.config["max_position_embeddings"]))
+    counts = counts_files(config, source)
     targets = choose_targets(config, limits)
     options = pass_options(config, limits, source.vocab_size)
     default_pipeline(options)  # a pass that does not exist is found out before minutes of work
@@ -88,6 +90,8 @@ def compile_model(config: Config | Mapping[str, Any] | Path | str, output: Path 
                 write_text(folder, f"graph/{level.name}.ir", "\n".join(print_graph(graph) for graph in level.graphs.values()))
         write_text(folder, "explain.json", json.dumps({"passes": explain.passes}, indent=1, sort_keys=True, default=str) + "\n")
         write_text(folder, config_record.NAME, config_record.config_json(config, source.label))
+        for name, data in counts.items():
+            write_bytes(folder, name, data)
         write_text(folder, "tokenizer.json", source.tokenizer_json)
         if source.chat_template:
             write_text(folder, "chat_template.jinja", source.chat_template)
@@ -151,7 +155,7 @@ def pass_options(config: Config, limits: Limits, vocab_size: int) -> PassOptions
 
 def make_module(config: Config, source: ModelSource, graph: Graph) -> Module:
     """The cascade of the config over the captured graph: one module."""
-    levels = [LevelModule(level.name, level.kind, level.params()) for level in config.cascade]
+    levels = [LevelModule(level.name, level.kind, level.params() | counts_name(level, i)) for i, level in enumerate(config.cascade)]
     target = LevelModule("target", "model", {}, {"forward": graph})
     return Module(config.target.name or source.name, (*levels, target))
 

@@ -109,9 +109,14 @@ def weights_header(tensors: Sequence[tuple[str, int]]) -> bytes:
 
 def write_text(folder: Path, name: str, text: str) -> str:
     """Write `folder/name`, making its folders; returns `name`."""
+    return write_bytes(folder, name, text.encode("utf-8"))
+
+
+def write_bytes(folder: Path, name: str, data: bytes) -> str:
+    """The same for bytes."""
     path = folder / name
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text, encoding="utf-8", newline="\n")
+    path.write_bytes(data)
     return name
 
 

@@ -145,5 +145,7 @@ class Artifact:
         for level in self.manifest.levels:
             if level.weights is not None:
                 yield level.weights
+            if level.params.get("counts"):
+                yield str(level.params["counts"])
             for programs in level.programs.values():
                 yield from programs.values()

@@ -84,7 +84,7 @@ class Engine:
         tokenizer = _open_tokenizer(artifact)
         opened = open_device(artifact, target, threads=threads)
         try:
-            levels = [make_level(info, i, opened.native) for i, info in enumerate(manifest.levels[:-1])]
+            levels = [make_level(info, i, opened.native, artifact) for i, info in enumerate(manifest.levels[:-1])]
             memory = opened.load_level(manifest.target_level.name, plan.num_pages)
             return Engine(manifest, opened, memory, levels, tokenizer=tokenizer)
         except BaseException:

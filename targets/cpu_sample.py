@@ -15,11 +15,12 @@ SLACK = 256  # bytes that whole blocks of 64 logits may read beyond the last row
 
 
 def ngram_specs(order: int) -> tuple[KernelSpec, ...]:
-    """The functions of a live n-gram level (runtime.levels.ngram_native calls them)."""
+    """The functions of an n-gram level (runtime.levels.ngram_native calls them)."""
     abi = {
         "ngram_observe": ("S: u64", "TOKENS: i32"),
         "ngram_rollback": ("S: u64",),
-        "ngram_propose": ("LIVE: u64", "FIXED: u64", "TREE: i32", "P: f32", "budget: int", "width: int", "weight: float", "floor: float"),
+        "ngram_propose": ("LIVE: u64", "ENTRIES: u32", "KINDS: u8", "VOCAB: i32", "TREE: i32", "P: f32", "slots: int", "reach: int",
+                          "budget: int", "width: int", "weight: float", "floor: float"),
     }
     return tuple(KernelSpec(name, P.Ngram(name, order), arguments) for name, arguments in abi.items())
 

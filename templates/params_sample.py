@@ -16,6 +16,7 @@ class Ngram(TirParams):
     order: int = 4
 
     waiting = 128
+    passed = 64  # room in front of the waiting ones for those that were taken
     followers = 6
 
     @property

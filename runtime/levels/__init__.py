@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from importlib import import_module
 
+from mlsdc.runtime.artifact import Artifact
 from mlsdc.runtime.device.base import NativeFunction
 from mlsdc.runtime.errors import ArtifactError
 from mlsdc.runtime.levels.base import Level
@@ -15,13 +16,13 @@ KINDS: Mapping[str, str] = {
 }
 
 
-def make_level(info: LevelInfo, index: int, functions: Callable[[str], NativeFunction | None]) -> Level:
+def make_level(info: LevelInfo, index: int, functions: Callable[[str], NativeFunction | None], artifact: Artifact) -> Level:
     """The level an artifact describes; `index` is its place in the manifest's level table, `functions` finds its native code.
 
-    Raises ArtifactError.
+    A kind's class has `load(info, index, functions, artifact)`. Raises ArtifactError.
     """
     if info.kind not in KINDS:
         raise ArtifactError(f"level '{info.name}': kind '{info.kind}' is not known to this runtime; kinds are {', '.join(KINDS)}")
     module, name = KINDS[info.kind].split(":")
-    level: Level = getattr(import_module(module), name)(info, index, functions)
+    level: Level = getattr(import_module(module), name).load(info, index, functions, artifact)
     return level

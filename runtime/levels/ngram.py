@@ -1,11 +1,13 @@
-"""The n-gram level's live half: counts over one request's prompt and output, which propose what usually came next.
+"""The n-gram level: counts over one request's prompt and output (live) and over the target's own text (static, counts.py), which propose
+what usually came next.
 
 An interpolated model over contexts of 0..order tokens (Witten-Bell: with c the count of w after a context, n the context's total, u the
 number of different tokens seen after it, p' the estimate of the context one token shorter, 0 below the shortest)
 
     p(w) = (c + u * p'(w)) / (n + u)
 
-and a best-first search over it: the tree of the most probable paths within the node budget. A context remembers the `FOLLOWERS` most
+where c, n and u are `live_weight` times the live count plus the static one; a context that neither knows is passed over. On it runs
+a best-first search: the tree of the most probable paths within the node budget. A context remembers the `FOLLOWERS` most
 frequent tokens after it, of equals the latest, so the cost of a tree does not depend on the history.
 
 An artifact brings the same in native code (ngram_native.py). The state here is what that code is compared with, value for value, and
@@ -21,22 +23,24 @@ import numpy as np
 
 from mlsdc.runtime.errors import ArtifactError
 from mlsdc.runtime.levels.base import Level, LevelState
+from mlsdc.runtime.levels.counts import Counts
 from mlsdc.runtime.manifest import LevelInfo
 from mlsdc.runtime.tree import EMPTY, MAX_NODES, Tree
 
 FOLLOWERS = 6  # of a context, those a proposal looks at (templates/tir/ngram.jinja)
 WAITING = 128  # most candidates of a search
-DEFAULTS: dict[str, float] = {"order": 4, "max_nodes": 16, "width": FOLLOWERS, "min_probability": 0.0}
+DEFAULTS: dict[str, float] = {"order": 4, "max_nodes": 16, "width": FOLLOWERS, "min_probability": 0.0, "live_weight": 1.0}
 MAX_WIDTH = 8
-RANGES = (("order", 1, 8), ("max_nodes", 1, MAX_NODES), ("width", 1, MAX_WIDTH), ("min_probability", 0, 1))
+RANGES = (("order", 1, 8), ("max_nodes", 1, MAX_NODES), ("width", 1, MAX_WIDTH), ("min_probability", 0, 1), ("live_weight", 0.01, 1000))
 
 
 class NgramLevel(Level):
-    """params: `order` (longest context), `max_nodes`, `width` (most children of a node; 1 makes chains), `min_probability` of a path."""
+    """params: `order` (longest context), `max_nodes`, `width` (most children of a node; 1 makes chains), `min_probability` of a path,
+    `live_weight` (of one count of the request, in counts of the static table)."""
 
     kind = "ngram"
 
-    def __init__(self, info: LevelInfo, index: int = 0) -> None:
+    def __init__(self, info: LevelInfo, index: int = 0, counts: Counts | None = None) -> None:
         self.name = info.name
         self.index = index
         values = {**DEFAULTS, **{key: info.params[key] for key in DEFAULTS if key in info.params}}
@@ -48,6 +52,8 @@ class NgramLevel(Level):
         self.max_nodes = int(values["max_nodes"])
         self.width = int(values["width"])
         self.min_probability = float(values["min_probability"])
+        self.live_weight = float(values["live_weight"])
+        self.counts = Counts.none() if counts is None else counts
 
     def start(self) -> LevelState:
         return NgramState(self)
@@ -150,15 +156,20 @@ class NgramState(LevelState):
     def _followers(self, context: Sequence[int]) -> list[tuple[np.float32, int]]:
         """(probability, token) of what may follow, in f32, in order of first sight from the shortest context on."""
         estimates: dict[int, np.float32] = {}
+        level = self.level
+        weight = np.float32(level.live_weight)
         for shorter in self._contexts(context):
-            record = self.records.get(shorter)
-            if record is None:
-                break  # a longer context cannot be known either
-            scale = np.float32(1) / np.float32(record.total + record.distinct)
+            live, fixed = self.records.get(shorter), level.counts.find(shorter)
+            total = np.float32(fixed.total if fixed else 0) + np.float32(live.total if live else 0) * weight
+            unseen = np.float32(fixed.distinct if fixed else 0) + np.float32(live.distinct if live else 0) * weight
+            if total == 0:
+                continue
+            scale = np.float32(1) / (total + unseen)
             for token in estimates:
-                estimates[token] *= np.float32(record.distinct) * scale
-            for token, count in record.top:
-                estimates[token] = np.float32(count * float(scale) + float(estimates.get(token, np.float32(0))))
+                estimates[token] *= unseen * scale
+            for top, each in ((live.top if live else (), weight * scale), (fixed.top if fixed else (), scale)):
+                for token, count in top:
+                    estimates[token] = np.float32(count * float(each) + float(estimates.get(token, np.float32(0))))
         return [(p, token) for token, p in estimates.items()]
 
 

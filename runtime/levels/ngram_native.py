@@ -12,9 +12,11 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from mlsdc.runtime.artifact import Artifact
 from mlsdc.runtime.device.base import NativeFunction
 from mlsdc.runtime.errors import ArtifactError
 from mlsdc.runtime.levels.base import LevelState
+from mlsdc.runtime.levels.counts import Counts
 from mlsdc.runtime.levels.ngram import NgramLevel
 from mlsdc.runtime.manifest import LevelInfo
 from mlsdc.runtime.step import Array, aligned
@@ -27,14 +29,19 @@ Functions = Callable[[str], "NativeFunction | None"]
 
 
 class NativeNgramLevel(NgramLevel):
-    """`NgramLevel`, its states in native code. `fixed`: read-only counts in the same format, beside every request's own."""
+    """`NgramLevel`, its states in native code."""
 
-    def __init__(self, info: LevelInfo, index: int, functions: Functions, fixed: Array | None = None, live_weight: float = 1.0) -> None:
-        super().__init__(info, index)
+    def __init__(self, info: LevelInfo, index: int, functions: Functions, counts: Counts | None = None) -> None:
+        super().__init__(info, index, counts)
         self.observe_tokens, self.rollback_tokens, self.propose_tree = (self._found(functions, name) for name in NAMES)
-        self.fixed = block(0, self.order) if fixed is None else fixed
-        self.fixed_address = address(self.fixed)
-        self.live_weight = live_weight
+        self.tables = address(self.counts.entries), address(self.counts.kinds), address(self.counts.vocab)
+        self.sizes = self.counts.slots, self.counts.order if counts else -1
+
+    @classmethod
+    def load(cls, info: LevelInfo, index: int, functions: Functions, artifact: Artifact) -> NativeNgramLevel:
+        """The level with the artifact's static counts, if it has some. Raises ArtifactError."""
+        file = info.params.get("counts")
+        return cls(info, index, functions, Counts.open(artifact.path(str(file)), artifact.manifest.model.vocab_size) if file else None)
 
     def _found(self, functions: Functions, name: str) -> NativeFunction:
         function = functions(f"{name}_order{self.order}")
@@ -109,6 +116,7 @@ class NativeNgramState(LevelState):
         if budget <= 0:
             return EMPTY
         level.propose_tree(
-            0, 1, self._address, level.fixed_address, *self._pointers, budget, level.width, level.live_weight, level.min_probability)
+            0, 1, self._address, *level.tables, *self._pointers, *level.sizes, budget, level.width, level.live_weight,
+            level.min_probability)
         count = int(self._tree[128])
         return level.tree(self._tree[:count].tolist(), self._tree[64 : 64 + count].tolist(), self._probabilities[:count].tolist())

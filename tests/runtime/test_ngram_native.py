@@ -13,6 +13,7 @@ from once_native import native_functions
 
 from mlsdc.runtime.device.base import NativeFunction
 from mlsdc.runtime.errors import ArtifactError
+from mlsdc.runtime.levels.counts import Counts
 from mlsdc.runtime.levels.ngram import NgramLevel
 from mlsdc.runtime.levels.ngram_native import NativeNgramLevel, NativeNgramState, block
 from mlsdc.runtime.manifest import LevelInfo
@@ -118,17 +119,40 @@ def test_a_budget_of_none_or_less_proposes_nothing(functions: Functions) -> None
     assert state.propose(0) == state.propose(-1) == EMPTY
 
 
-def test_read_only_counts_are_added_to_the_requests_own(functions: Functions) -> None:
-    counted = start(functions)
-    counted.observe([5, 6, 7, 8] * 3)
-    level = NativeNgramLevel(info(width=1), 0, functions, fixed=counted.words)
-    state = level.start()
+@settings(max_examples=60)
+@given(st.lists(st.lists(st.integers(0, 12), max_size=60), min_size=1, max_size=3),
+       st.lists(st.tuples(TOKENS, st.integers(0, 30)), max_size=4), st.sampled_from(ORDERS), st.integers(0, 4),
+       st.sampled_from([0.5, 1.0, 32.0]))
+def test_static_counts_are_added_to_the_requests_own_as_in_the_plain_state(
+        functions: Functions, tmp_path_factory: pytest.TempPathFactory, texts: list[list[int]], steps: list[tuple[list[int], int]],
+        order: int, longest: int, weight: float) -> None:
+    counts = counted(tmp_path_factory, [[1, 2], *texts], longest)
+    params = {"order": order, "max_nodes": 20, "live_weight": weight, "width": 8}
+    native, plain = NativeNgramLevel(info(**params), 0, functions, counts).start(), NgramLevel(info(**params), 0, counts).start()
+    for tokens, back in steps:
+        native.observe(tokens)
+        plain.observe(tokens)
+        assert_same(native.propose(16), plain.propose(16))
+        native.rollback(back)
+        plain.rollback(back)
+        assert_same(native.propose(16), plain.propose(16))
+
+
+def test_what_the_request_says_outweighs_static_counts(functions: Functions, tmp_path_factory: pytest.TempPathFactory) -> None:
+    counts = counted(tmp_path_factory, [[5, 6, 7, 8] * 3], 3)
+    state = NativeNgramLevel(info(width=1, live_weight=32.0), 0, functions, counts).start()
     state.observe([5])
     assert state.propose(3).tokens == (6, 7, 8)
-    state.observe([9, 5, 9, 5, 9, 5, 9, 5])
-    before = counted.words.copy()
+    state.observe([9, 5])
     assert state.propose(1).tokens == (9,)
-    assert np.array_equal(counted.words, before)
+
+
+def counted(factory: pytest.TempPathFactory, texts: list[list[int]], order: int) -> Counts:
+    from mlsdc.compiler.counts import write_counts
+
+    path = factory.mktemp("counts") / "x.counts"
+    write_counts(path, [(text, 0) for text in texts], order=order, vocab_size=64, max_bytes=100_000, tokenizer="", source="")
+    return Counts.open(path, 64)
 
 
 def test_an_artifact_without_the_functions_is_refused() -> None:
