@@ -10,6 +10,7 @@ from mlsdc.compiler.errors import CompileError
 from mlsdc.runtime.device.cpu_features import cpu_features, machine_name
 from mlsdc.runtime.step import Limits
 from mlsdc.targets.cpu_isa import ISAS
+from mlsdc.targets.hardware import GPUS
 
 if TYPE_CHECKING:
     from mlsdc.targets.protocol import Target
@@ -32,8 +33,7 @@ class TargetEntry:
 TARGETS: dict[str, TargetEntry] = {
     NATIVE: TargetEntry("mlsdc.targets.cpu:cpu_target", "compile", "the best of the CPU targets that this machine runs"),
     **{name: TargetEntry("mlsdc.targets.cpu:cpu_target", "compile", isa.summary) for name, isa in ISAS.items()},
-    "h100": TargetEntry("mlsdc.targets.nvidia:NvidiaTarget", "nvidia", "NVIDIA sm_90, Triton: paged attention only so far", artifact=False),
-    "a100": TargetEntry("mlsdc.targets.nvidia:NvidiaTarget", "nvidia", "NVIDIA sm_80, Triton: paged attention only so far", artifact=False),
+    **{name: TargetEntry("mlsdc.targets.nvidia:NvidiaTarget", "nvidia", gpu.summary) for name, gpu in GPUS.items()},
 }
 
 

@@ -14,14 +14,13 @@ from mlsdc.compiler.types import Dim, DType, TensorType, Type
 from mlsdc.runtime.program import InputArg, PoolArg
 from mlsdc.targets.cpu import COUNTS, HEADER, CpuTarget, input_type, kv_geometry, lower_embed, lowers, rows_of, spec, storage, whole
 from mlsdc.targets.protocol import Call, CallArg, Declined, KernelSpec, Lowering, ValueRef
+from mlsdc.targets.strides import POWERS, Strides, broadcast, collapsed, strides_of
 from mlsdc.templates import params_kv as K
 from mlsdc.templates import params_plain as P
 from mlsdc.templates.params import padded
 
 MOST_BYTES = 4 << 30
 POSITIONS = InputArg("positions")
-POWERS = {2.0: "square", 3.0: "cube", 1.0: "copy", 0.5: "sqrt", -0.5: "rsqrt", -1.0: "reciprocal"}
-Strides = tuple[int, ...]
 
 
 def launch(node: Node, kernel: KernelSpec, tasks: int, *args: CallArg) -> Lowering:
@@ -113,38 +112,6 @@ def elementwise(
     kernel = P.Elementwise(fn, rows, dims, tuple(P.Operand(size, s, at) for (size, _, at), s in zip(operands, steps, strict=True)), value)
     names = ("A: f32", "B: f32")[: len(operands)]
     return launch(node, spec("elementwise", kernel, *names, "Y: f32"), 1, *values(node))
-
-
-def strides_of(type_: TensorType) -> Strides:
-    """Row-major, in elements; all axes but the first are static."""
-    sizes = [size if isinstance(size, int) else 0 for size in type_.shape]
-    return tuple(prod(sizes[axis + 1 :]) for axis in range(type_.rank))
-
-
-def broadcast(type_: TensorType, out: TensorType) -> Strides:
-    """Strides that read a value in the shape of `out`: 0 along axes it lacks or has once."""
-    missing = out.rank - type_.rank
-    return (0,) * missing + tuple(0 if size == 1 else step for size, step in zip(type_.shape, strides_of(type_), strict=True))
-
-
-def collapsed(dims: tuple[int, ...], strides: list[Strides]) -> tuple[tuple[int, ...], list[Strides]]:
-    """The axes behind the rows, neighbours merged where every operand steps through them as through one."""
-    kept: list[int] = []
-    steps: list[list[int]] = [[s[0]] for s in strides]
-    for axis, size in enumerate(dims, 1):
-        if size == 1 and len(dims) > 1:
-            continue
-        if kept and all(own[-1] == s[axis] * size for own, s in zip(steps, strides, strict=True)):
-            kept[-1] *= size
-            for own, s in zip(steps, strides, strict=True):
-                own[-1] = s[axis]
-            continue
-        kept.append(size)
-        for own, s in zip(steps, strides, strict=True):
-            own.append(s[axis])
-    if not kept:
-        return (1,), [(own[0], 0) for own in steps]
-    return tuple(kept), [tuple(own) for own in steps]
 
 
 # row-wise ops

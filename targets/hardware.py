@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+KIB = 1024
+
 
 @dataclass(frozen=True)
 class Gpu:
@@ -14,11 +16,21 @@ class Gpu:
     shared_bytes: int
     registers: int = 65536
 
+    @property
+    def summary(self) -> str:
+        return f"NVIDIA sm_{self.sm}, Triton: compiled and interpreted here, never run on a card"
 
-GPUS = {
-    "h100": Gpu("h100", sm=90, shared_bytes=227 * 1024),
-    "a100": Gpu("a100", sm=80, shared_bytes=163 * 1024),
-}
+
+GPUS = {gpu.name: gpu for gpu in (
+    Gpu("b200", sm=100, shared_bytes=227 * KIB),
+    Gpu("h200", sm=90, shared_bytes=227 * KIB),
+    Gpu("h100", sm=90, shared_bytes=227 * KIB),
+    Gpu("rtx5090", sm=120, shared_bytes=99 * KIB),
+    Gpu("l40s", sm=89, shared_bytes=99 * KIB),
+    Gpu("rtx4090", sm=89, shared_bytes=99 * KIB),
+    Gpu("a10", sm=86, shared_bytes=99 * KIB),
+    Gpu("a100", sm=80, shared_bytes=163 * KIB),
+)}
 
 # Oldest driver that loads a cubin of this ELF ABI (NVIDIA's compatibility table: CUDA 12.x output, CUDA 13.x output).
 MIN_DRIVER = {7: 525, 8: 580}

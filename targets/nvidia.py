@@ -1,88 +1,46 @@
 """NVIDIA GPUs: kernels in Triton, compiled ahead of time without a GPU. Importing this imports neither triton nor torch.
 
-So far the nodes around the KV cache have templates, `paged_attention`, `append_kv` and RoPE; everything else is declined with a reason.
+Launches are made for CUDA graphs: a launch has `grid * ceil(count / grain)` programs for the most rows of a graph's bucket, and programs
+beyond the step's own counts return at once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from mlsdc.compiler.errors import CompileError
 from mlsdc.compiler.graph import Graph, Node
-from mlsdc.compiler.ops_kv import AppendKv, PagedAttention
-from mlsdc.compiler.ops_nn import Rope
-from mlsdc.compiler.ops_quant import AppendKvSlice, RopeSlice
+from mlsdc.compiler.ops import Op
 from mlsdc.compiler.quantise import Q4, Q8
 from mlsdc.compiler.types import GROUP, Dim, DType, KvType, TensorType, Type
 from mlsdc.runtime.kv_format import KvGeometry, to_bf16
-from mlsdc.runtime.manifest import KernelInfo, TargetInfo
-from mlsdc.runtime.program import InputArg, PoolArg
-from mlsdc.runtime.step import BLOCK, Limits
-from mlsdc.targets.cubin import Resources, elf_abi, resources
-from mlsdc.targets.hardware import GPUS, MIN_DRIVER, Gpu
-from mlsdc.targets.protocol import Call, CallArg, Declined, KernelSpec, Lowering, Target, TempRef, ValueRef
-from mlsdc.targets.triton_build import HIDDEN, TEMPLATES, Compiled, Variant, compile_cubin, render, reproducible, tools_folder
-from mlsdc.targets.triton_checked import checked_by
-from mlsdc.templates.params_triton import AppendKv as AppendKvParams
-from mlsdc.templates.params_triton import AttendCombine, AttendSplit
-from mlsdc.templates.params_triton import Rope as RopeParams
+from mlsdc.runtime.manifest import TargetInfo
+from mlsdc.runtime.program import Tap
+from mlsdc.runtime.step import Header, Limits
+from mlsdc.targets.hardware import GPUS, Gpu
+from mlsdc.targets.nvidia_layout import pack_q4, pack_q8, packed_bytes
+from mlsdc.targets.protocol import Declined, KernelSpec, Lowering, Target
 
-SPLIT_INPUTS = ("header", "positions", "row_slot", "ancestors", "seq_ctx", "seq_row", "seq_rows", "page_table", "scratch_table")
-STATES = ("m_ptr: *f32", "l_ptr: *f32", "acc_ptr: *f32")
-SPLIT_ABI = ("q_ptr: *f32", "pool: *u8", *(f"{name}: {'*i64' if name == 'ancestors' else '*i32'}" for name in SPLIT_INPUTS), *STATES)
-APPEND_INPUTS = ("header", "positions", "row_seq", "row_slot", "page_table", "scratch_table")
-COMBINE_ABI = (*STATES, "header: *i32", "positions: *i32")
-
-# In order of preference: deep pipelines first (a page-table load in front of every K/V load halves their depth), then what spills less.
-VARIANTS = {
-    "attend_split": (Variant(4, 5), Variant(8, 5), Variant(8, 3), Variant(8, 1)),
-    "attend_combine": (Variant(1, 3),),
-    "append_kv": (Variant(1, 1),),
-    "rope": (Variant(1, 1),),
-}
+T = TypeVar("T", bound=Op)
+LOWER: dict[type[Op], Callable[[NvidiaTarget, Node, Any, Graph], Lowering | Declined]] = {}
+COUNTS = {"rows": (int(Header.ROWS), "ROWS"), "out": (int(Header.OUT), "OUT")}
+ELEMENT = {DType.BOOL: 1, DType.I8: 1, DType.U8: 1, DType.BF16: 2, DType.F16: 2, DType.I64: 8}
 PLAIN = {DType.F32: np.float32, DType.F16: np.float16}
 
 
-HEAD_DIMS = (32, 64, 128, 256)
+def lowers(kind: type[T]) -> Callable[[Callable[[NvidiaTarget, Node, T, Graph], Lowering | Declined]], Callable[..., Lowering | Declined]]:
+    """Register how nodes of an op are lowered."""
 
+    def register(function: Callable[[NvidiaTarget, Node, T, Graph], Lowering | Declined]) -> Callable[..., Lowering | Declined]:
+        LOWER[kind] = function
+        return function
 
-def geometry_of(type_: Type) -> KvGeometry:
-    assert isinstance(type_, KvType)
-    return KvGeometry(type_.format, type_.page_size, type_.num_layers, type_.num_kv_heads, type_.head_dim)
-
-
-def sizes(type_: Type) -> list[int]:
-    """Shape of a row-wise tensor, at the limit where it is symbolic."""
-    assert isinstance(type_, TensorType)
-    return [size.hi if isinstance(size, Dim) else size for size in type_.shape]
-
-
-def columns_of(type_: Type) -> int:
-    return sizes(type_)[1]
-
-
-def unsupported(geometry: KvGeometry) -> str | None:
-    """Why there are no kernels for a KV cache like this."""
-    if not (TEMPLATES / f"kv_{geometry.format}.py.jinja").exists():
-        return f"kv format '{geometry.format}' has no Triton fragments yet"
-    if geometry.head_dim not in HEAD_DIMS:
-        return f"head_dim {geometry.head_dim} is not one of {HEAD_DIMS}: Triton's blocks are powers of two"
-    return None
-
-
-def partial_rope(table: Type, head_dim: int) -> Declined | None:
-    """RoPE that turns some of a head's channels only has no template."""
-    half = sizes(table)[2]
-    return None if 2 * half == head_dim else Declined(f"RoPE turns {2 * half} of {head_dim} channels, the template turns all")
-
-
-def key_of(spec: KernelSpec) -> str:
-    return spec.key
+    return register
 
 
 class NvidiaTarget(Target):
@@ -97,126 +55,120 @@ class NvidiaTarget(Target):
         self.limits = limits
 
     def lower(self, node: Node, graph: Graph) -> Lowering | Declined:
-        inputs = [graph[name].type for name in node.inputs]
-        match node.op:
-            case PagedAttention() as attention:
-                return self._attention(node, attention, inputs)
-            case AppendKv(layer):
-                return self._append(node, layer, AppendKvParams(geometry_of(node.type), self.limits), ("k_ptr: *f32", "v_ptr: *f32"))
-            case AppendKvSlice(layer, k_start, v_start):
-                geometry = geometry_of(node.type)
-                params = AppendKvParams(geometry, self.limits, columns_of(inputs[1]), k_start, v_start)
-                return partial_rope(inputs[2], geometry.head_dim) or self._append(node, layer, params, ("x_ptr: *f32", "table_ptr: *f32"))
-            case Rope():
-                _, heads, dim = sizes(inputs[0])
-                return partial_rope(inputs[1], dim) or self._rope(node, RopeParams(heads * dim, 0, heads, dim, self.max_rows))
-            case RopeSlice(start, heads, dim):
-                return partial_rope(inputs[1], dim) or self._rope(node, RopeParams(columns_of(inputs[0]), start, heads, dim, self.max_rows))
-        return Declined(f"'{node.op.opname}' has no Triton template yet")
+        rule = LOWER.get(type(node.op))
+        return Declined(f"'{node.op.opname}' has no Triton template yet") if rule is None else rule(self, node, node.op, graph)
 
     def prologue(self, graph: Graph) -> Sequence[Lowering]:
-        """None: a tile finds its sequence by itself, so the grid is fixed and a CUDA graph can hold it."""
+        """None: a tile of attention finds its sequence by itself, so that a CUDA graph can hold the grid."""
         return ()
 
+    def commit(self, geometry: KvGeometry) -> Lowering:
+        from mlsdc.targets.nvidia_attention import commit_lowering
+
+        return commit_lowering(geometry, self.limits)
+
+    def sample(self, logits: Tap, vocab_size: int, base: int) -> tuple[Lowering, int]:
+        from mlsdc.targets.nvidia_sample import sample_lowering
+
+        return sample_lowering(logits, vocab_size, self.limits, base)
+
+    def level_functions(self, kind: str, params: Mapping[str, Any]) -> Sequence[KernelSpec]:
+        """None: counting levels run on the host, in Python where the artifact has no code for it."""
+        return () if kind == "ngram" else super().level_functions(kind, params)
+
     def packed_bytes(self, type_: Type) -> int:
-        tensor = self._plain(type_)
-        return int(np.prod([int(size) for size in tensor.shape if isinstance(size, int)])) * (4 if tensor.dtype == DType.F32 else 2)
+        tensor = self._weight(type_)
+        shape = whole(tensor)
+        if tensor.dtype in (DType.Q8, DType.Q4):
+            n, k = shape
+            return packed_bytes(n, k, 8 if tensor.dtype is DType.Q8 else 4)
+        return int(np.prod(shape)) * (4 if tensor.dtype == DType.F32 else 2)
 
     def pack(self, type_: Type, rows: npt.NDArray[Any] | Q8 | Q4) -> npt.NDArray[np.uint8]:
-        """Row-major, as is: plain dtypes only, until a linear has a template and with it a layout of its own."""
-        tensor = self._plain(type_)
-        values = np.ascontiguousarray(rows.dequantise() if isinstance(rows, Q8 | Q4) else rows, np.float32)
-        data = to_bf16(values) if tensor.dtype == DType.BF16 else values.astype(PLAIN[tensor.dtype])
-        return data.reshape(-1).view(np.uint8)
+        tensor = self._weight(type_)
+        if isinstance(rows, Q8):
+            return pack_q8(rows)
+        if isinstance(rows, Q4):
+            return pack_q4(rows)
+        values = np.asarray(rows)
+        if tensor.dtype == DType.BF16:
+            data = values if values.dtype == np.uint16 else to_bf16(np.ascontiguousarray(values, np.float32))
+        else:
+            data = np.ascontiguousarray(values, PLAIN[tensor.dtype])
+        return np.ascontiguousarray(data).reshape(-1).view(np.uint8)
 
     def build(self, specs: Sequence[KernelSpec], directory: Path) -> TargetInfo:
-        folder = Path("kernels") / self.name
-        (directory / folder).mkdir(parents=True, exist_ok=True)
-        kernels = {}
-        with reproducible(self.gpu):
-            for spec in sorted(dict.fromkeys(specs), key=key_of):
-                kernels[spec.key] = self._build_one(spec, directory, folder)
-        files = tuple(sorted(path for info in kernels.values() for path in (info.file, info.source)))
-        return TargetInfo(self.name, self.device, self.requires, files, kernels)
+        from mlsdc.targets.nvidia_build import build
+
+        return build(self.name, self.gpu, self.requires, specs, directory)
 
     @property
     def max_rows(self) -> int:
         return self.limits.max_num_batched_tokens
 
-    def _append(self, node: Node, layer: int, params: AppendKvParams, sources: tuple[str, ...]) -> Lowering | Declined:
-        """`sources` are the ABI of the node's inputs 1 and 2."""
-        if why := unsupported(params.geometry):
-            return Declined(why)
-        abi = (*sources, "pool: *u8", *(f"{name}: *i32" for name in APPEND_INPUTS))
-        values = (ValueRef(i) for i in node.inputs[1:3])
-        args: tuple[CallArg, ...] = (*values, PoolArg(params.geometry.k_offset(layer, 0)), *(InputArg(i) for i in APPEND_INPUTS))
-        return Lowering((Call(KernelSpec(params.template, params, abi), params.grid, None, args),), 0, alias_of=node.inputs[0])
-
-    def _rope(self, node: Node, params: RopeParams) -> Lowering | Declined:
-        if params.head_dim not in HEAD_DIMS:
-            return Declined(f"head_dim {params.head_dim} is not one of {HEAD_DIMS}: Triton's blocks are powers of two")
-        abi = ("x_ptr: *f32", "table_ptr: *f32", "header: *i32", "out_ptr: *f32")
-        args: tuple[CallArg, ...] = (*(ValueRef(i) for i in node.inputs), InputArg("header"), ValueRef(node.name))
-        call = Call(KernelSpec(params.template, params, abi), params.grid, None, args)
-        return Lowering((call,), 4 * self.max_rows * params.heads * params.head_dim)
-
-    def _attention(self, node: Node, op: PagedAttention, inputs: Sequence[Type]) -> Lowering | Declined:
-        geometry = geometry_of(inputs[1])
-        _, heads, _ = sizes(inputs[0])
-        if why := unsupported(geometry):
-            return Declined(why)
-        if heads // geometry.num_kv_heads > 64:
-            return Declined(f"{heads // geometry.num_kv_heads} query heads of a kv head do not fit a tile of 64 rows")
-        max_rows, head_dim = self.max_rows, geometry.head_dim
-        split = AttendSplit(geometry, self.limits, heads, op.scale, op.window, op.softcap)
-        combine = AttendCombine(heads, head_dim, max_rows, split.splits, split.blocks_per_split * BLOCK, op.window, op.quantise)
-        parts = (TempRef("m"), TempRef("l"), TempRef("acc"))
-        split_call = Call(
-            KernelSpec(AttendSplit.template, split, SPLIT_ABI), split.grid, None,
-            (ValueRef(node.inputs[0]), PoolArg(geometry.k_offset(op.layer, 0)), *(InputArg(name) for name in SPLIT_INPUTS), *parts))
-        combine_call = Call(
-            KernelSpec(AttendCombine.template, combine, (*COMBINE_ABI, f"out_ptr: {'*i8' if op.quantise else '*f32'}")), combine.grid, None,
-            (*parts, InputArg("header"), InputArg("positions"), ValueRef(node.name)))
-        states = split.splits * max_rows * heads
-        elements = max_rows * heads * head_dim
-        return Lowering(
-            (split_call, combine_call),
-            result_bytes=elements + elements // GROUP * 4 if op.quantise else elements * 4,
-            temps={"m": 4 * states, "l": 4 * states, "acc": 4 * states * head_dim})
-
-    def _build_one(self, spec: KernelSpec, directory: Path, folder: Path) -> KernelInfo:
-        """Write the source, compile its variants until one fits, write the cubin."""
-        source = folder / f"k_{spec.key}.py"
-        (directory / source).write_text(render(spec))
-        file = folder / f"{spec.key}.cubin"
-        rejected = []
-        for variant in VARIANTS[spec.template]:
-            compiled = compile_cubin(spec, directory / source, self.gpu, variant)
-            (directory / file).write_bytes(compiled.cubin)
-            used = resources(directory / file, tools_folder())
-            why = self._misfit(compiled, used)
-            if why is None:
-                return KernelInfo(
-                    entry=spec.key, file=file.as_posix(), source=source.as_posix(), abi=(*spec.abi, *HIDDEN), checked_by=checked_by(spec),
-                    resources={
-                        "registers": used.registers, "stack_bytes": used.stack_bytes, "shared_bytes": compiled.shared_bytes,
-                        "threads": compiled.threads, "num_stages": variant.num_stages, "elf_abi": elf_abi(compiled.cubin),
-                        "min_driver": MIN_DRIVER[elf_abi(compiled.cubin)]})
-            rejected.append(f"{variant.num_warps} warps, {variant.num_stages} stages: {why}")
-        (directory / file).unlink()
-        raise CompileError(f"{spec.key}: {source} does not fit {self.name}: {'; '.join(rejected)}")
-
-    def _misfit(self, compiled: Compiled, used: Resources) -> str | None:
-        """Why a cubin is not good enough for the machine; Triton checks none of this when it compiles ahead of time."""
-        if used.stack_bytes or used.local_ops:
-            return f"spills ({used.stack_bytes} bytes of stack, {used.local_ops} local loads and stores)"
-        if compiled.shared_bytes > self.gpu.shared_bytes:
-            return f"{compiled.shared_bytes} bytes of shared memory, {self.gpu.shared_bytes} allowed"
-        if used.registers * compiled.threads > self.gpu.registers:
-            return f"{used.registers} registers x {compiled.threads} threads, {self.gpu.registers} there are"
-        return None
-
-    def _plain(self, type_: Type) -> TensorType:
-        if not isinstance(type_, TensorType) or type_.dtype not in (*PLAIN, DType.BF16):
+    def _weight(self, type_: Type) -> TensorType:
+        if not isinstance(type_, TensorType) or type_.dtype not in (*PLAIN, DType.BF16, DType.Q8, DType.Q4):
             raise CompileError(f"{self.name}: no layout for a weight of type {type_} yet")
         return type_
+
+
+def whole(type_: TensorType) -> tuple[int, ...]:
+    """The static sizes of a shape: all of a weight's, those behind the rows of others."""
+    return tuple(int(size) for size in type_.shape if isinstance(size, int))
+
+
+def sizes(type_: Type) -> list[int]:
+    """Shape of a row-wise tensor, at the limit where it is symbolic."""
+    assert isinstance(type_, TensorType)
+    return [size.hi if isinstance(size, Dim) else size for size in type_.shape]
+
+
+def columns_of(type_: Type) -> int:
+    return sizes(type_)[1]
+
+
+def is_rows(type_: Type) -> bool:
+    """f32[rows, ...] with static axes behind the rows."""
+    if not isinstance(type_, TensorType) or type_.dtype is not DType.F32 or type_.rank < 2:
+        return False
+    rows, *rest = type_.shape
+    return isinstance(rows, Dim) and rows.name in COUNTS and all(isinstance(size, int) for size in rest)
+
+
+def counted(node: Node) -> tuple[int, str, int]:
+    """Of a row-wise value: the header word that counts its rows, that word's name, rows at most."""
+    assert isinstance(node.type, TensorType)
+    dim = node.type.shape[0]
+    assert isinstance(dim, Dim)
+    return (*COUNTS[dim.name], dim.hi)
+
+
+def storage(type_: Type) -> int:
+    """Bytes of a plain value in the arena."""
+    if not isinstance(type_, TensorType):
+        return 0
+    return int(np.prod(sizes(type_))) * ELEMENT.get(type_.dtype, 4)
+
+
+def input_type(graph: Graph, node: Node, index: int) -> TensorType:
+    type_ = graph[node.inputs[index]].type
+    assert isinstance(type_, TensorType)
+    return type_
+
+
+def fine_of(graph: Graph, value: str) -> tuple[int, ...]:
+    """Groups of an a8 or a16 value that have a second plane, as the node that made it says."""
+    return getattr(graph[value].op, "fine", ())
+
+
+def geometry_of(type_: Type) -> KvGeometry:
+    assert isinstance(type_, KvType)
+    return KvGeometry(type_.format, type_.page_size, type_.num_layers, type_.num_kv_heads, type_.head_dim)
+
+
+def a8_bytes(max_rows: int, columns: int) -> int:
+    """Bytes of an a8 or a16 value: codes, then scales."""
+    return max_rows * columns + 4 * max_rows * (columns // GROUP)
+
+
+from mlsdc.targets import nvidia_attention, nvidia_plain, nvidia_rows  # noqa: E402, F401  (they register; they need what stands above)

@@ -26,7 +26,7 @@ from mlsdc.templates.render import environment
 
 TEMPLATES = Path(params_triton.__file__).parent / "triton"
 TRITON_VERSION = "3.9.0"
-SCALARS = {"f32": "fp32", "i32": "i32", "i64": "i64", "u8": "u8", "i8": "i8"}
+SCALARS = {"f32": "fp32", "f64": "fp64", "bf16": "bf16", "i32": "i32", "i64": "i64", "u64": "u64", "u8": "u8", "i8": "i8"}
 HIDDEN = ("global_scratch: null", "profile_scratch: null")  # every Triton kernel takes these two pointers after its own arguments
 
 

@@ -6,22 +6,33 @@
 from __future__ import annotations
 
 import hashlib
+import re
 
 from mlsdc.targets.protocol import KernelSpec
 from mlsdc.targets.triton_build import TEMPLATES
 
+INCLUDE = re.compile(r'include "triton/([^"]+\.jinja)"')
+FORMAT = re.compile(r'include "triton/kv_" ~ [^"]+ ~ "([^"]+)"')
+
 DIGESTS = {
-    "attend_split": "dfafaa359fdaab6172f732e525f62edcfe2009b93cf9387bbe476dba6684b194",
-    "append_kv": "88253d8f2d0f186def7624ca430fbcaadbfa31a8d6bb9363d4a2961c19366de5",
-    "rope": "882d4012481eb28a8af6fe1689e299e9cbe97f8df64f6d95f52fe8926d977871",
-    "attend_combine": "ee6b91134c556cc31eaa6581c7798fdbadca18bd73781c4667d84fb5c86bed97",
+    "append_kv": "b9132462b4755dc8e259bdc72169163fc1fff586e9e891aa13c029b5c23572ef",
+    "attend_combine": "cfd86f09b64ec518f9ff182d9cc0a5a446b1c21a6bf3ec5f16888d1f21b84d71",
+    "attend_split": "6be6a7bf9147f000a0fdda85bf393b228b7a08d8cd5054b4db3fda98606896fe",
+    "rope": "118ef80b369e2942385f09d3a6d4620fc5b517002740f34e5b5fd4b37c1ddf13",
 }
 
 
 def digest(template: str) -> str:
-    """sha256 of the template and of every fragment it may include."""
-    parts = sorted([*TEMPLATES.glob("kv_*.py.jinja"), TEMPLATES / "turn.py.jinja", TEMPLATES / f"{template}.py.jinja"])
-    return hashlib.sha256(b"".join(part.read_bytes() for part in parts)).hexdigest()
+    """sha256 of the template and of every fragment it includes: those of all KV formats, where the format chooses."""
+    names, todo = set(), [f"{template}.py.jinja"]
+    while todo:
+        name = todo.pop()
+        if name not in names:
+            names.add(name)
+            text = (TEMPLATES / name).read_text(encoding="utf-8")
+            todo += INCLUDE.findall(text)
+            todo += [part.name for end in FORMAT.findall(text) for part in TEMPLATES.glob(f"kv_*{end}")]
+    return hashlib.sha256(b"".join((TEMPLATES / name).read_bytes() for name in sorted(names))).hexdigest()
 
 
 def checked_by(spec: KernelSpec) -> str:

@@ -76,7 +76,8 @@ class AttendSplit:
         return -(-self._max_blocks // self.blocks_per_split)
 
     @property
-    def grid(self) -> int:
+    def most_programs(self) -> int:
+        """Programs of the worst batch: a launch for more rows than there are tiles need not have more."""
         return self.max_tiles * self.geometry.num_kv_heads * self.splits
 
     @property
@@ -112,10 +113,6 @@ class Rope:
     def key(self) -> str:
         return f"rope_c{self.columns}_at{self.start}_h{self.heads}_d{self.head_dim}_{digest(self)}"
 
-    @property
-    def grid(self) -> int:
-        return self.max_rows * self.heads
-
 
 @dataclass(frozen=True)
 class AppendKv:
@@ -138,10 +135,6 @@ class AppendKv:
     @property
     def fused(self) -> bool:
         return self.columns > 0
-
-    @property
-    def grid(self) -> int:
-        return self.limits.max_num_batched_tokens * self.geometry.num_kv_heads
 
     @property
     def pages_per_seq(self) -> int:
@@ -170,6 +163,21 @@ class AttendCombine:
     def key(self) -> str:
         return f"attend_combine_h{self.heads}_d{self.head_dim}_s{self.splits}{'_a8' if self.quantise else ''}_{digest(self)}"
 
+
+@dataclass(frozen=True)
+class Commit:
+    """`commit`: `max_commits` tokens of all layers copied from slot to slot."""
+
+    template: ClassVar[str] = "commit"
+
+    geometry: KvGeometry
+    max_commits: int
+
     @property
-    def grid(self) -> int:
-        return self.max_rows * self.heads
+    def key(self) -> str:
+        g = self.geometry
+        return f"commit_{g.format}_p{g.page_size}_l{g.num_layers}_k{g.num_kv_heads}_d{g.head_dim}_{digest(self)}"
+
+    @property
+    def heads_block(self) -> int:
+        return power_of_two(self.geometry.num_kv_heads)

@@ -104,8 +104,8 @@ def test_gguf_cut_short(smollm2_gguf: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("hardware=h200", "--set: hardware: 'h200' is not a target; targets are cpu-native, "),
-        ("hardware=h100", "--set: hardware: 'h100' has no kernels for a whole model yet"),
+        ("hardware=h300", "--set: hardware: 'h300' is not a target; targets are cpu-native, "),
+        ("hardware=[h100, cpu-native]", "--set: hardware: h100,cpu-native: an artifact is for one kind of device"),
         ("passes.disable=[fuse-all]", "passes.disable: 'fuse-all' is not a pass"),
         ("limits.max_model_len=4096", "--set: limits.max_model_len: 4096, but the model was trained for at most 256 tokens"),
         ("target.model=nowhere", "'nowhere' does not exist; a model is a .gguf file"),

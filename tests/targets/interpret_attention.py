@@ -127,9 +127,15 @@ def interpret(job: Job, folder: Path) -> Outcome:
     lowering = lowered(job.graph, job.case.buffers.limits)
     memory = Memory(job, lowering)
     for call in lowering.calls:
-        launch(source_of(call, folder), call.spec.key, call.grid, [
+        launch(source_of(call, folder), call.spec.key, programs(call, job), [
             memory.argument(arg, entry.split(": ")[1]) for arg, entry in zip(call.args, call.spec.abi, strict=True)], reverse=job.reverse)
     return Outcome(memory.bytes("result").copy(), memory.bytes("pool").copy(), memory.harmed())
+
+
+def programs(call: Call, job: Job) -> int:
+    """Programs of a launch for the most rows there can be: those beyond the step's must return at once."""
+    rows = job.case.buffers.limits.max_num_batched_tokens
+    return call.grid * (-(-rows // call.grain) if call.count else 1)
 
 
 def source_of(call: Call, folder: Path) -> Path:

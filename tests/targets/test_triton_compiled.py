@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from mlsdc.compiler.errors import CompileError
-from mlsdc.compiler.ops_core import Unary
+from mlsdc.compiler.ops_core import Softmax
 from mlsdc.compiler.ops_quant import AppendKvSlice, RopeSlice
 from mlsdc.compiler.types import TreeType
 from mlsdc.runtime.manifest import TargetInfo
@@ -168,8 +168,10 @@ def test_a_machine_without_triton_is_told_what_to_install(monkeypatch: pytest.Mo
         build("h100", tmp_path, specs()[:1])
 
 
-def test_the_grid_is_fixed_so_that_a_graph_can_hold_it() -> None:
-    assert all(call.count is None for call in attention(SMOLLM2).calls)
+def test_programs_follow_the_rows_and_are_never_more_than_the_worst_batch_needs(built: Built) -> None:
+    split, combine = attention(SMOLLM2).calls
+    assert (split.count, combine.count) == ("ROWS", "ROWS")
+    assert built.info.kernels[split.spec.key].resources["most_programs"] < split.grid * SERVING.max_num_batched_tokens
 
 
 def test_layers_share_their_kernels() -> None:
@@ -182,8 +184,8 @@ def test_other_limits_are_another_kernel() -> None:
 
 
 def test_an_op_without_a_template_is_declined_with_its_name() -> None:
-    graph = node_graph(SERVING, Unary("exp"), x=(64,))
-    assert NvidiaTarget("h100", SERVING).lower(graph["result"], graph) == Declined("'unary' has no Triton template yet")
+    graph = node_graph(SERVING, Softmax(), x=(64,))
+    assert NvidiaTarget("h100", SERVING).lower(graph["result"], graph) == Declined("'softmax' has no Triton template yet")
 
 
 def test_a_head_size_that_is_no_power_of_two_is_declined() -> None:

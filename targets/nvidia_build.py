@@ -1,0 +1,139 @@
+"""Sources to cubins for one GPU, two at a time, each checked for spills and size; what was built before comes out of a cache by content."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from mlsdc.compiler.cache import cache_folder
+from mlsdc.compiler.errors import CompileError
+from mlsdc.runtime.manifest import KernelInfo, TargetInfo
+from mlsdc.targets.cubin import Resources, elf_abi, resources
+from mlsdc.targets.hardware import MIN_DRIVER, Gpu
+from mlsdc.targets.protocol import KernelSpec
+from mlsdc.targets.triton_build import HIDDEN, TRITON_VERSION, Compiled, Variant, compile_cubin, render, reproducible, tools_folder
+from mlsdc.targets.triton_checked import checked_by
+
+# In order of preference: deep pipelines first (a page-table load in front of every K/V load halves their depth), then what spills less.
+VARIANTS = {
+    "attend_split": (Variant(4, 5), Variant(8, 5), Variant(8, 3), Variant(8, 1)),
+    "attend_combine": (Variant(1, 3),),
+    "append_kv": (Variant(1, 1),),
+    "rope": (Variant(1, 1),),
+    "rope_table": (Variant(1, 1),),
+    "commit": (Variant(4, 1),),
+    "linear_q": (Variant(4, 3), Variant(4, 2), Variant(8, 2), Variant(8, 1)),
+    "gated_q": (Variant(4, 3), Variant(4, 2), Variant(8, 2), Variant(8, 1)),
+    "linear": (Variant(4, 4), Variant(4, 3), Variant(4, 2), Variant(8, 1)),
+    "quantise": (Variant(4, 1), Variant(8, 1), Variant(16, 1)),
+    "rms_norm": (Variant(4, 1), Variant(8, 1), Variant(16, 1)),
+}
+OTHERS = (Variant(4, 1), Variant(8, 1))
+THREADS = 2  # triton and ptxas let go of the interpreter lock; more threads than cores bring nothing
+FORMAT = 1  # of a cache entry
+
+
+def build(name: str, gpu: Gpu, requires: tuple[str, ...], specs: Sequence[KernelSpec], directory: Path) -> TargetInfo:
+    """Write sources and cubins into `directory/kernels/<name>`. Raises CompileError naming kernel and file."""
+    folder = Path("kernels") / name
+    (directory / folder).mkdir(parents=True, exist_ok=True)
+    ordered = sorted(dict.fromkeys(specs), key=lambda spec: spec.key)
+    with reproducible(gpu), ThreadPoolExecutor(min(THREADS, os.cpu_count() or 1)) as pool:
+        futures = [pool.submit(build_one, spec, gpu, directory, folder) for spec in ordered]
+        try:
+            kernels = {spec.key: future.result() for spec, future in zip(ordered, futures, strict=True)}
+        except BaseException:
+            for future in futures:
+                future.cancel()
+            raise
+    files = tuple(sorted(path for info in kernels.values() for path in (info.file, info.source)))
+    return TargetInfo(name, "cuda", requires, files, kernels)
+
+
+def build_one(spec: KernelSpec, gpu: Gpu, directory: Path, folder: Path) -> KernelInfo:
+    """Write the source, compile its variants until one fits, write the cubin."""
+    source, file = folder / f"k_{spec.key}.py", folder / f"{spec.key}.cubin"
+    text = render(spec)
+    (directory / source).write_text(text, encoding="utf-8")
+    entry = cache_entry(spec, gpu, text)
+    found = read_entry(entry)
+    if found is None:
+        found = fitting(spec, gpu, directory / source, directory / file)
+        write_entry(entry, found)
+    cubin, used = found
+    (directory / file).write_bytes(cubin)
+    most = getattr(spec.params, "most_programs", None)
+    return KernelInfo(
+        entry=spec.key, file=file.as_posix(), source=source.as_posix(), abi=(*spec.abi, *HIDDEN), checked_by=checked_by(spec),
+        resources=used if most is None else used | {"most_programs": most})
+
+
+def fitting(spec: KernelSpec, gpu: Gpu, source: Path, file: Path) -> tuple[bytes, dict[str, int]]:
+    """The cubin of the first variant that fits the machine without spilling, and what it needs. Raises CompileError."""
+    rejected = []
+    for variant in VARIANTS.get(spec.template, OTHERS):
+        compiled = compile_cubin(spec, source, gpu, variant)
+        file.write_bytes(compiled.cubin)
+        used = resources(file, tools_folder())
+        why = misfit(compiled, used, gpu)
+        if why is None:
+            return compiled.cubin, {
+                "registers": used.registers, "stack_bytes": used.stack_bytes, "shared_bytes": compiled.shared_bytes,
+                "threads": compiled.threads, "num_stages": variant.num_stages, "elf_abi": elf_abi(compiled.cubin),
+                "min_driver": MIN_DRIVER[elf_abi(compiled.cubin)]}
+        rejected.append(f"{variant.num_warps} warps, {variant.num_stages} stages: {why}")
+    file.unlink()
+    raise CompileError(f"{spec.key}: {source.name} does not fit {gpu.name}: {'; '.join(rejected)}")
+
+
+def misfit(compiled: Compiled, used: Resources, gpu: Gpu) -> str | None:
+    """Why a cubin is not good enough for the machine; Triton checks none of this when it compiles ahead of time."""
+    if used.stack_bytes or used.local_ops:
+        return f"spills ({used.stack_bytes} bytes of stack, {used.local_ops} local loads and stores)"
+    if compiled.shared_bytes > gpu.shared_bytes:
+        return f"{compiled.shared_bytes} bytes of shared memory, {gpu.shared_bytes} allowed"
+    if used.registers * compiled.threads > gpu.registers:
+        return f"{used.registers} registers x {compiled.threads} threads, {gpu.registers} there are"
+    return None
+
+
+def cache_entry(spec: KernelSpec, gpu: Gpu, text: str) -> Path | None:
+    """Where the kernel's cubin is kept; its name hashes all that the bytes depend on."""
+    folder = cache_folder()
+    if folder is None:
+        return None
+    parts = (FORMAT, TRITON_VERSION, gpu.sm, gpu.shared_bytes, gpu.registers, spec.abi, VARIANTS.get(spec.template, OTHERS), text)
+    return folder / "kernels" / hashlib.sha256(repr(parts).encode()).hexdigest()
+
+
+def read_entry(entry: Path | None) -> tuple[bytes, dict[str, int]] | None:
+    """A cached kernel; None if there is none that is whole."""
+    if entry is None:
+        return None
+    try:
+        head, cubin = entry.read_bytes().split(b"\n", 1)
+        found: dict[str, Any] = json.loads(head)
+        if hashlib.sha256(cubin).hexdigest() != found.pop("sha256"):
+            return None
+        return cubin, {key: int(value) for key, value in found.items()}
+    except (OSError, ValueError, KeyError):
+        return None
+
+
+def write_entry(entry: Path | None, found: tuple[bytes, dict[str, int]]) -> None:
+    """Keep a kernel; a cache that cannot be written is as good as none."""
+    if entry is None:
+        return
+    cubin, used = found
+    head = json.dumps(used | {"sha256": hashlib.sha256(cubin).hexdigest()}, sort_keys=True).encode()
+    partial = entry.with_name(f".{entry.name}.{os.getpid()}")
+    with contextlib.suppress(OSError):
+        entry.parent.mkdir(parents=True, exist_ok=True)
+        partial.write_bytes(head + b"\n" + cubin)
+        partial.rename(entry)

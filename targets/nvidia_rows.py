@@ -1,0 +1,199 @@
+"""Lowerings of row-wise ops on NVIDIA GPUs: embedding, norms, linears, the gated MLP, RoPE tables, the rows that want logits, argmax.
+
+A program takes `Launch.grain` of the counted rows: a launch has `grid * ceil(count / grain)` of them, program p the columns `p % grid`.
+"""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+from mlsdc.compiler import ops_core, ops_nn, ops_quant
+from mlsdc.compiler.graph import Graph, Node
+from mlsdc.compiler.types import DType, TensorType
+from mlsdc.runtime.program import InputArg, IntArg
+from mlsdc.targets.nvidia import (
+    NvidiaTarget,
+    a8_bytes,
+    columns_of,
+    counted,
+    fine_of,
+    input_type,
+    is_rows,
+    lowers,
+    storage,
+    whole,
+)
+from mlsdc.targets.protocol import Call, CallArg, Declined, KernelSpec, Lowering, TempRef, ValueRef
+from mlsdc.templates import params_triton_rows as P
+
+HEADER = InputArg("header")
+BITS = {DType.Q8: 8, DType.Q4: 4}
+PLAIN = {DType.F32: "f32", DType.BF16: "bf16"}
+MOST_ELEMENTS = 2**31  # kernels count in i32
+MOST_ROW = 16384  # columns that one program holds at a time
+
+
+def launch(node: Node, params: Any, abi: tuple[str, ...], args: tuple[CallArg, ...], *, grid: int = 1, grain: int = 1,
+           in_place_of: str | None = None) -> Lowering:
+    """One launch over the node's rows; the last argument is the result."""
+    call = Call(KernelSpec(params.template, params, abi), grid, counted(node)[1], (*args, ValueRef(node.name)), grain)
+    return Lowering((call,), storage(node.type), in_place_of=in_place_of)
+
+
+def values(node: Node) -> tuple[ValueRef, ...]:
+    return tuple(ValueRef(name) for name in node.inputs)
+
+
+def rows(node: Node) -> tuple[int, int]:
+    """(header word, rows at most): what every RowParams begins with."""
+    word, _, most = counted(node)
+    return word, most
+
+
+def fine_abi(fine: tuple[int, ...]) -> tuple[str, ...]:
+    return tuple(f"fine{i}: i32" for i in range(len(fine)))
+
+
+def fine_args(fine: tuple[int, ...]) -> tuple[CallArg, ...]:
+    return tuple(IntArg(group) for group in fine)
+
+
+@lowers(ops_nn.Embed)
+def lower_embed(target: NvidiaTarget, node: Node, op: ops_nn.Embed, graph: Graph) -> Lowering | Declined:
+    table = input_type(graph, node, 1)
+    n, k = whole(table)
+    if k > MOST_ROW:
+        return Declined(f"rows of {k} columns; a program holds {MOST_ROW}")
+    tokens, weight = values(node)
+    if table.dtype in BITS:
+        packed = P.EmbedQ(*rows(node), n, k, BITS[table.dtype], op.scale)
+        return launch(node, packed, ("tokens: *i32", "w_ptr: *u8", "header: *i32", "y_ptr: *f32"), (tokens, weight, HEADER))
+    if table.dtype not in PLAIN:
+        return Declined(f"embedding table of {table.dtype}; there are templates for q8, q4, bf16 and f32")
+    params = P.Embed(*rows(node), n, k, op.scale)
+    return launch(node, params, ("tokens: *i32", f"w_ptr: *{PLAIN[table.dtype]}", "header: *i32", "y_ptr: *f32"), (tokens, weight, HEADER))
+
+
+@lowers(ops_nn.RopeTable)
+def lower_rope_table(target: NvidiaTarget, node: Node, op: ops_nn.RopeTable, graph: Graph) -> Lowering:
+    (half,) = whole(input_type(graph, node, 1))
+    abi = ("positions: *i32", "freq_ptr: *f32", "header: *i32", "y_ptr: *f32")
+    return launch(node, P.RopeTable(*rows(node), half, op.scaling), abi, (*values(node), HEADER))
+
+
+@lowers(ops_nn.RmsNorm)
+def lower_rms_norm(target: NvidiaTarget, node: Node, op: ops_nn.RmsNorm, graph: Graph) -> Lowering | Declined:
+    if not is_rows(node.type):
+        return Declined(f"rms_norm of {node.type}")
+    *heads, k = whole(input_type(graph, node, 0))
+    if k > MOST_ROW:
+        return Declined(f"vectors of {k}; a program holds {MOST_ROW}")
+    params = P.RmsNorm(*rows(node), prod(heads), k, op.eps, op.offset)
+    abi = ("x_ptr: *f32", "weight_ptr: *f32", "header: *i32", "y_ptr: *f32")
+    return launch(node, params, abi, (*values(node), HEADER), grid=params.heads)
+
+
+@lowers(ops_quant.Quantise)
+def lower_quantise(target: NvidiaTarget, node: Node, op: ops_quant.Quantise, graph: Graph) -> Lowering | Declined:
+    return quantise(node, P.Quantise(*rows(node), columns_of(node.type), fine=len(op.fine)), op.fine)
+
+
+@lowers(ops_quant.NormQuantise)
+def lower_norm_quantise(target: NvidiaTarget, node: Node, op: ops_quant.NormQuantise, graph: Graph) -> Lowering | Declined:
+    return quantise(node, P.Quantise(*rows(node), columns_of(node.type), True, op.eps, op.offset, len(op.fine)), op.fine)
+
+
+def quantise(node: Node, params: P.Quantise, fine: tuple[int, ...]) -> Lowering | Declined:
+    if params.k > MOST_ROW:
+        return Declined(f"rows of {params.k} columns; a program holds {MOST_ROW}")
+    abi = ("x_ptr: *f32", *(("weight_ptr: *f32",) if params.norm else ()), "header: *i32", *fine_abi(fine), "y_ptr: *i8")
+    lowering = launch(node, params, abi, (*values(node), HEADER, *fine_args(fine)))
+    return Lowering(lowering.calls, a8_bytes(params.max_rows, params.columns))
+
+
+@lowers(ops_quant.LinearQ)
+def lower_linear_q(target: NvidiaTarget, node: Node, op: ops_quant.LinearQ, graph: Graph) -> Lowering | Declined:
+    weight = input_type(graph, node, 1)
+    n, k = whole(weight)
+    if why := unfit(weight, node):
+        return Declined(why)
+    fine = fine_of(graph, node.inputs[0])
+    params = P.LinearQ(*rows(node), n, k, BITS[weight.dtype], len(fine), op.bias, op.residual)
+    extra = (("bias_ptr: *f32",) if op.bias else ()) + (("residual_ptr: *f32",) if op.residual else ())
+    abi = ("w_ptr: *u8", "x_ptr: *i8", *extra, "header: *i32", *fine_abi(fine), "y_ptr: *f32")
+    h, w, *more = values(node)
+    return launch(node, params, abi, (w, h, *more, HEADER, *fine_args(fine)), grid=params.grid, grain=params.block_m,
+                  in_place_of=node.inputs[-1] if op.residual else None)
+
+
+@lowers(ops_quant.GatedQuantise)
+def lower_gated(target: NvidiaTarget, node: Node, op: ops_quant.GatedQuantise, graph: Graph) -> Lowering | Declined:
+    weight = input_type(graph, node, 1)
+    n2, k = whole(weight)
+    if why := unfit(weight, node):
+        return Declined(why)
+    fine = fine_of(graph, node.inputs[0])
+    params = P.GatedQ(*rows(node), n2 // 2, k, BITS[weight.dtype], len(fine), act=op.act)
+    abi = ("w_ptr: *u8", "x_ptr: *i8", "header: *i32", *fine_abi(fine), "y_ptr: *i8")
+    h, w = values(node)
+    lowering = launch(node, params, abi, (w, h, HEADER, *fine_args(fine)), grid=params.grid, grain=params.block_m)
+    return Lowering(lowering.calls, a8_bytes(params.max_rows, params.n))
+
+
+def unfit(weight: TensorType, node: Node) -> str | None:
+    """Why a packed weight has no template."""
+    n, k = whole(weight)
+    if weight.dtype not in BITS:
+        return f"weight of {weight.dtype}; there are templates for q8 and q4"
+    if n * k >= MOST_ELEMENTS or counted(node)[2] * n >= MOST_ELEMENTS:
+        return f"weight of {n} x {k} for {counted(node)[2]} rows: kernels count elements in 31 bits"
+    return None
+
+
+@lowers(ops_nn.Linear)
+def lower_linear(target: NvidiaTarget, node: Node, op: ops_nn.Linear, graph: Graph) -> Lowering | Declined:
+    x, weight = input_type(graph, node, 0), input_type(graph, node, 1)
+    if weight.dtype not in PLAIN or not is_rows(x) or x.rank != 2:
+        return Declined(f"linear of {x} and {weight}; there are templates for f32[rows, k] and weights of f32 and bf16")
+    n, k = whole(weight)
+    if n * k >= MOST_ELEMENTS or counted(node)[2] * n >= MOST_ELEMENTS:
+        return Declined(f"weight of {n} x {k} for {counted(node)[2]} rows: kernels count elements in 31 bits")
+    params = P.Linear(*rows(node), n, k, PLAIN[weight.dtype], len(node.inputs) == 3)
+    abi = ("x_ptr: *f32", f"w_ptr: *{params.dtype}", *(("bias_ptr: *f32",) if params.bias else ()), "header: *i32", "y_ptr: *f32")
+    return launch(node, params, abi, (*values(node), HEADER), grid=params.grid, grain=params.block_m)
+
+
+@lowers(ops_core.GatherRows)
+def lower_gather(target: NvidiaTarget, node: Node, op: ops_core.GatherRows, graph: Graph) -> Lowering | Declined:
+    k = columns_of(input_type(graph, node, 0))
+    if k > MOST_ROW or not is_rows(node.type):
+        return Declined(f"gather_rows of {input_type(graph, node, 0)}; a program holds {MOST_ROW} columns of f32")
+    params = P.GatherRows(*rows(node), k)
+    return launch(node, params, ("x_ptr: *f32", "index: *i32", "header: *i32", "y_ptr: *f32"), (*values(node), HEADER))
+
+
+@lowers(ops_core.ArgMax)
+def lower_argmax(target: NvidiaTarget, node: Node, op: ops_core.ArgMax, graph: Graph) -> Lowering | Declined:
+    if not is_rows(input_type(graph, node, 0)):
+        return Declined(f"argmax of {input_type(graph, node, 0)}")
+    word, count, most = counted(node)
+    n = columns_of(input_type(graph, node, 0))
+    part, join = (kind(word, most, n, op.limit or n) for kind in (P.ArgMax, P.ArgMaxJoin))
+    value, index = TempRef("values"), TempRef("indices")
+    first = Call(KernelSpec(part.template, part, ("x_ptr: *f32", "header: *i32", "value_ptr: *f32", "index_ptr: *i32")), part.parts, count,
+                 (ValueRef(node.inputs[0]), HEADER, value, index))
+    second = Call(KernelSpec(join.template, join, ("value_ptr: *f32", "index_ptr: *i32", "header: *i32", "y_ptr: *i32")), 1, count,
+                  (value, index, HEADER, ValueRef(node.name)))
+    size = 4 * most * part.parts
+    return Lowering((first, second), storage(node.type), {"values": size, "indices": size})
+
+
+@lowers(ops_quant.Calibrated)
+def lower_calibrated(target: NvidiaTarget, node: Node, op: ops_quant.Calibrated, graph: Graph) -> Lowering:
+    return Lowering((), 0, alias_of=node.inputs[0])
+
+
+@lowers(ops_core.Reshape)
+def lower_reshape(target: NvidiaTarget, node: Node, op: ops_core.Reshape, graph: Graph) -> Lowering:
+    return Lowering((), 0, alias_of=node.inputs[0])
