@@ -88,15 +88,15 @@ FAMILIES: tuple[Family, ...] = (
     Family("Phi-3, long", "phi3", "longrope, the long factors", {
         "rope_parameters": _LONGROPE, "original_max_position_embeddings": 64}, _FILE, "phi3"),
     Family("Phi-4-mini", "phi3", "the same, RoPE over part of a head", {"rope_parameters": _rope("default", partial_rotary_factor=0.75)}),
-    Family("Mixtral", "mixtral", "2 of 4 experts a token", {"num_local_experts": 4, "sliding_window": None}, _GRAPH),
+    Family("Mixtral", "mixtral", "2 of 4 experts a token", {"num_local_experts": 4, "sliding_window": None}),
     Family("Qwen3-MoE", "qwen3_moe", "3 of 8 experts, weights normalised, QK-norm", {
-        "head_dim": 32, "num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 64, "norm_topk_prob": True}, _GRAPH),
+        "head_dim": 32, "num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 64, "norm_topk_prob": True}),
     Family("OLMoE", "olmoe", "2 of 4 experts, weights as the softmax gives them", {
         "num_experts": 4, "num_experts_per_tok": 2, "norm_topk_prob": False}, _GRAPH),
     Family("DBRX", "dbrx", "LayerNorm, fused and clipped QKV, 2 of 4 experts in three stacked matrices", {
         "d_model": 128, "n_heads": 4, "n_layers": 2, "max_seq_len": 256,
         "attn_config": {"kv_n_heads": 2, "clip_qkv": 1.5, "rope_theta": 10000.0},
-        "ffn_config": {"hidden_size": 128, "ffn_hidden_size": 64, "moe_num_experts": 4, "moe_top_k": 2}}, _GRAPH),
+        "ffn_config": {"hidden_size": 128, "ffn_hidden_size": 64, "moe_num_experts": 4, "moe_top_k": 2}}),
     Family("Gemma", "gemma", "scaled embeddings, norms of 1 + w", {"head_dim": 32, "tie_word_embeddings": True}, _FILE, "gemma"),
     Family("Gemma 2", "gemma2", "soft-capped scores and logits, four norms a layer, a window every other layer", {
         **_GEMMA, "sliding_window": 20, "query_pre_attn_scalar": 32, "attn_logit_softcapping": 5.0, "final_logit_softcapping": 8.0},

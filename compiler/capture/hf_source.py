@@ -14,6 +14,12 @@ from mlsdc.compiler.capture.source import Blocks, ModelSource
 from mlsdc.compiler.errors import CaptureError
 
 _INDEX = "model.safetensors.index.json"
+# what families call the facts that a compile needs itself (DBRX, MPT, GPT-2)
+OTHER_NAMES = {
+    "hidden_size": ("d_model", "n_embd", "model_dim"),
+    "num_hidden_layers": ("n_layers", "n_layer", "num_transformer_layers"),
+    "max_position_embeddings": ("max_seq_len", "n_positions", "max_context_length"),
+}
 
 
 class HfWeights:
@@ -57,7 +63,8 @@ class HfWeights:
 def hf_source(directory: Path, label: str) -> ModelSource:
     """Open a directory. Raises CaptureError for files that are missing, cut short or malformed."""
     config = _json(directory, "config.json")
-    for key in ("model_type", "vocab_size"):
+    config |= {key: config[name] for key, names in OTHER_NAMES.items() for name in names if name in config and key not in config}
+    for key in ("model_type", "vocab_size", *OTHER_NAMES):
         if key not in config:
             raise CaptureError(f"{directory.name}/config.json: has no '{key}'")
     generation = _json(directory, "generation_config.json", missing_ok=True)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from mlsdc.runtime.kv_format import KvGeometry
 from mlsdc.runtime.program import InputArg, PoolArg, ProgramSpec, WeightArg
 
+# kernels that read only the experts hit; their names say how many there are, and how many a row chooses
+EXPERTS = re.compile(r"expert_linear_.*_e(?P<experts>\d+)_s(?P<slots>\d+)_")
 WRITERS = ("append_kv", "commit")  # kernels that are given the pool to write to
 
 
@@ -26,7 +29,8 @@ class Traffic:
 def traffic(program: ProgramSpec, sizes: Mapping[str, int], vocab_size: int, geometry: KvGeometry, *, rows: int, positions: int) -> Traffic:
     """Of a step of `rows` rows of one sequence that attends to `positions` positions. `sizes` are the packed bytes of the weights.
 
-    A launch reads each of its weights whole, once, but of a table that is looked up by token it reads `rows` rows. Attention reads a
+    A launch reads each of its weights whole, once, but of a table that is looked up by token it reads `rows` rows, and of experts those
+    that rows choose: as many as one row's slots for one row, for more rows at most as many as they have slots. Attention reads a
     layer's keys and values of every position once (its rows share them in cache). Activations stay in cache and are not counted.
     """
     weights = 0
@@ -34,6 +38,10 @@ def traffic(program: ProgramSpec, sizes: Mapping[str, int], vocab_size: int, geo
     for launch in program.launches:
         read = sum(sizes[name] for name in {arg.weight for arg in launch.args if isinstance(arg, WeightArg)})
         by_token = any(isinstance(arg, InputArg) and arg.input == "tokens" for arg in launch.args)
+        experts = EXPERTS.match(launch.kernel)
+        if experts:
+            count, slots = int(experts["experts"]), int(experts["slots"])
+            read = read * min(count, rows * slots) // count
         weights += read * min(rows, vocab_size) // vocab_size if by_token else read
         if not launch.kernel.startswith(WRITERS):
             layers |= {arg.pool for arg in launch.args if isinstance(arg, PoolArg)}

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import ctypes
+import mmap
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pytest
@@ -15,6 +17,7 @@ from mlsdc.compiler.ops_moe import ExpertLinear, ExpertLinearQ, Take, TopIndex
 from mlsdc.compiler.ops_nn import Embed, Linear
 from mlsdc.compiler.ops_quant import Quantise
 from mlsdc.compiler.types import Dim, DType, TensorType
+from mlsdc.runtime.bench.traffic import traffic
 from mlsdc.runtime.device.cpu import CpuLevel
 from mlsdc.runtime.step import Limits
 from tests.passes.graphs import MAX_LEN, prefill
@@ -22,7 +25,8 @@ from tests.targets.cpu_level import loaded, run
 
 LIMITS = Limits(max_model_len=MAX_LEN, max_num_seqs=4, max_num_batched_tokens=64, max_logit_rows=64, max_tree_nodes=15)
 ROWS = Dim("rows", 1, 64)
-EXPERTS, SLOTS, HIDDEN, INNER = 5, 2, 96, 32
+EXPERTS, SLOTS, HIDDEN, INNER = 5, 2, 160, 224  # an expert's rows take several pages of memory in every format
+PAGE, PROT_NONE, PROT_READ = mmap.PAGESIZE, 0, mmap.PROT_READ
 NUM_ROWS = 21  # a tile of 8, another, and a ragged one
 
 
@@ -93,6 +97,48 @@ def test_a_rows_numbers_do_not_depend_on_the_batch(moe: tuple[Graph, CpuLevel]) 
             for name, value in found.items():
                 if name != "choices":
                     assert np.array_equal(value, whole[name][list(part)]), (name, size)
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+def test_experts_that_no_row_chose_are_not_read(moe: tuple[Graph, CpuLevel], rows: int) -> None:
+    """Their memory is taken away while the program runs: reading one byte of it would end the process."""
+    graph, level = moe
+    tokens = next(start for start in range(30) if len(chosen(level, range(start, start + rows))) == rows * SLOTS)
+    step = prefill(range(tokens, tokens + rows))
+    wanted, hit = run(level, "moe", step), chosen(level, range(tokens, tokens + rows))
+    sizes = {name: len(level.weights[name]) for name in ("w.up", "w.down")}
+    guarded = [part for name, size in sizes.items() for part in pages(level.weights[name], size, set(range(EXPERTS)) - hit)]
+    assert sum(length for _, length in guarded) > (EXPERTS - len(hit) - 1) / EXPERTS * sum(sizes.values())
+    for address, length in guarded:
+        protect(address, length, PROT_NONE)
+    try:
+        found = run(level, "moe", step)
+    finally:
+        for address, length in guarded:
+            protect(address, length, PROT_READ)
+    assert all(np.array_equal(value, wanted[name]) for name, value in found.items())
+    program = level.programs["moe"].spec  # type: ignore[attr-defined]
+    experts = traffic(program, {name: len(value) for name, value in level.weights.items()}, 64, level.geometry, rows=rows, positions=1)
+    others = sum(len(level.weights[name]) for name in ("w.router",)) + len(level.weights["w.x"]) * rows // 64
+    assert experts.weights == others + sum(size * len(hit) // EXPERTS for size in sizes.values())
+
+
+def chosen(level: CpuLevel, tokens: Sequence[int]) -> set[int]:
+    return set(run(level, "moe", prefill(tokens))["index"].reshape(-1).tolist())
+
+
+def pages(values: np.ndarray, size: int, experts: set[int]) -> Iterator[tuple[int, int]]:
+    """The whole pages of memory that hold nothing but the experts' rows: (address, bytes)."""
+    start, each = values.ctypes.data, size // EXPERTS
+    for expert in sorted(experts):
+        first = -(-(start + expert * each) // PAGE) * PAGE
+        last = (start + (expert + 1) * each) // PAGE * PAGE
+        if last > first:
+            yield first, last - first
+
+
+def protect(address: int, length: int, mode: int) -> None:
+    assert ctypes.CDLL(None, use_errno=True).mprotect(ctypes.c_void_p(address), ctypes.c_size_t(length), mode) == 0
 
 
 def batched(values: list[int], size: int) -> Iterator[list[int]]:
