@@ -18,6 +18,7 @@ from mlsdc.runtime.errors import MlsdcError
 # verb -> what it does; its code is mlsdc.compiler.cli_<verb>, with add_arguments(parser) and main(args) -> exit code
 VERBS = {
     "compile": "compile a model.yaml into one artifact",
+    "train": "train heads or count n-grams for a model's cascade",
     "run": "answer a prompt with an artifact",
     "serve": "serve an artifact with an OpenAI-compatible API",
     "bench": "measure an artifact on this machine",

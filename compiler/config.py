@@ -69,7 +69,41 @@ class NgramConfig:
         return {key: value for key, value in dataclasses.asdict(self).items() if key not in ("kind", "name")}
 
 
-_LEVELS: dict[str, type[NgramConfig]] = {"ngram": NgramConfig}
+@dataclass(frozen=True)
+class HeadsConfig:
+    """Trained heads (docs/heads.md). `heads` is their file or folder, relative to the YAML file. At most `max_nodes` nodes are proposed,
+    none whose path is less likely than `min_probability`, `depth` deep at most. `window`: how many of the target's last hidden states are
+    kept for a sequence, so that heads go on after a stretch in which they were off."""
+
+    kind: str = option(choices=("medusa", "eagle"))
+    heads: str = option()
+    name: str = option("heads")
+    max_nodes: int = option(16, low=1, high=SCRATCH_SLOTS - 1)
+    min_probability: float = option(0.0, low=0.0, high=1.0)
+    depth: int = option(8, low=1, high=16)
+    window: int = option(512, low=16, high=65536)
+
+    def params(self) -> dict[str, Any]:
+        """What the level's runtime half reads from the manifest; where the heads came from stays out of it."""
+        return {key: value for key, value in dataclasses.asdict(self).items() if key not in ("kind", "name", "heads")}
+
+
+LevelConfig = NgramConfig | HeadsConfig
+_LEVELS: dict[str, type[NgramConfig] | type[HeadsConfig]] = {"ngram": NgramConfig, "medusa": HeadsConfig, "eagle": HeadsConfig}
+
+
+@dataclass(frozen=True)
+class MergeOptions:
+    """What a merge has beside its levels."""
+
+    max_nodes: int = option(16, low=1, high=SCRATCH_SLOTS - 1)
+
+
+@dataclass(frozen=True)
+class MergeConfig(MergeOptions):
+    """Levels whose nodes go into one tree, the likeliest paths of all of them, at most `max_nodes`."""
+
+    merge: tuple[LevelConfig, ...] = ()
 
 
 def _bytes(raw: Any) -> int | None:
@@ -112,7 +146,7 @@ class Config:
     """A whole model.yaml. `where` is the file for error messages, `folder` what relative paths are relative to."""
 
     target: TargetConfig
-    cascade: tuple[NgramConfig, ...] = ()
+    cascade: tuple[LevelConfig | MergeConfig, ...] = ()
     memory: MemoryConfig = MemoryConfig()
     limits: LimitsConfig = LimitsConfig()
     hardware: str = "cpu-native"
@@ -123,7 +157,17 @@ class Config:
     @property
     def max_tree_nodes(self) -> int:
         """The most nodes any level may propose."""
-        return max((level.max_nodes for level in self.cascade), default=0)
+        return max((item.max_nodes for item in self.cascade), default=0)
+
+    def drafters(self) -> list[tuple[str, LevelConfig]]:
+        """Every level below the target with its path in the file (`cascade[0].merge[1]`), those of a merge one by one."""
+        found: list[tuple[str, LevelConfig]] = []
+        for i, item in enumerate(self.cascade):
+            if isinstance(item, MergeConfig):
+                found += ((f"cascade[{i}].merge[{j}]", level) for j, level in enumerate(item.merge))
+            else:
+                found.append((f"cascade[{i}]", item))
+        return found
 
     def fail(self, path: str, message: str) -> NoReturn:
         """A ConfigError at a path of this config, for checks that need more than the file."""
@@ -188,22 +232,43 @@ def _hardware(raw: Any, where: Where) -> str:
     return ",".join(name.strip() for name in names)
 
 
-def _cascade(raw: Any, where: Where) -> tuple[NgramConfig, ...]:
+def _cascade(raw: Any, where: Where) -> tuple[LevelConfig | MergeConfig, ...]:
     if raw is None:
         return ()
     if not isinstance(raw, Sequence) or isinstance(raw, str):
         where.fail(f"expected a list of levels, found {show(raw)}")
-    levels = tuple(_level(item, where.item(index)) for index, item in enumerate(raw))
-    if len(levels) > 1:
-        where.fail(f"{len(levels)} levels below the target; this version runs one (stacked and merged levels are not built yet)")
-    return levels
+    items = tuple(_item(item, where.item(index)) for index, item in enumerate(raw))
+    if len(items) > 1:
+        where.item(1).fail(f"a '{_kind(items[1])}' level cannot verify the level below it; write {{merge: [...]}} to put several levels' "
+                           "nodes into one tree")
+    seen: dict[str, str] = {}
+    for path, level in Config(TargetConfig(""), items).drafters():
+        if level.name == "target" or level.name in seen:
+            taken = f"is {seen[level.name]}'s already" if level.name in seen else "is the target's"
+            dataclasses.replace(where, path=f"{path}.name").fail(f"'{level.name}' {taken}; give the level another name")
+        seen[level.name] = path
+    return items
 
 
-def _level(raw: Any, where: Where) -> NgramConfig:
+def _kind(item: LevelConfig | MergeConfig) -> str:
+    return "merge" if isinstance(item, MergeConfig) else item.kind
+
+
+def _item(raw: Any, where: Where) -> LevelConfig | MergeConfig:
+    if not isinstance(raw, Mapping) or "merge" not in raw:
+        return _level(raw, where)
+    mapping = read_mapping(raw, ("merge", "max_nodes"), where)
+    listed = mapping["merge"]
+    if not isinstance(listed, Sequence) or isinstance(listed, str) or len(listed) < 2:
+        where.key("merge").fail(f"expected a list of two levels or more, found {show(listed)}")
+    levels = tuple(_level(item, where.key("merge").item(index)) for index, item in enumerate(listed))
+    rest = {key: value for key, value in mapping.items() if key != "merge"}
+    return MergeConfig(read(MergeOptions, rest, where).max_nodes, levels)
+
+
+def _level(raw: Any, where: Where) -> LevelConfig:
     if not isinstance(raw, Mapping):
         where.fail(f"expected a level such as {{kind: ngram}}, found {show(raw)}")
-    if "merge" in raw:
-        where.key("merge").fail(f"merged levels are not built yet; this version supports {', '.join(_LEVELS)}")
     kind = raw.get("kind")
     if kind is None:
         where.key("kind").fail(f"is missing; kinds are {', '.join(LEVEL_KINDS)}")

@@ -13,10 +13,12 @@ from typing import TYPE_CHECKING, Any
 from mlsdc.compiler import config_record
 from mlsdc.compiler.calibrate import calibration
 from mlsdc.compiler.capture import ModelSource, WeightSource, load_source
-from mlsdc.compiler.config import Config, load_config, parse_config
+from mlsdc.compiler.config import Config, HeadsConfig, load_config, parse_config
 from mlsdc.compiler.counts_file import counts_files, counts_name
 from mlsdc.compiler.errors import CompileError
 from mlsdc.compiler.graph import Graph, Node
+from mlsdc.compiler.heads.checkpoint import HeadFile
+from mlsdc.compiler.heads.levels import LevelParts, head_level, open_level_files, shared_weights
 from mlsdc.compiler.module import LevelModule, Module
 from mlsdc.compiler.observers import DumpObserver, ExplainObserver, ValidateObserver
 from mlsdc.compiler.pack import WeightFile, check_output, check_space, hash_files, staged, write_bytes, write_text, write_weights
@@ -53,6 +55,7 @@ def compile_model(config: Config | Mapping[str, Any] | Path | str, output: Path 
     source = load_source(config.target.model, config.folder)
     limits = config.resolve_limits(int(source.config["max_position_embeddings"]))
     counts = counts_files(config, source)
+    heads = open_level_files(config, source)
     targets = choose_targets(config, limits)
     options = pass_options(config, limits, source.vocab_size)
     default_pipeline(options)  # a pass that does not exist is found out before minutes of work
@@ -61,14 +64,15 @@ def compile_model(config: Config | Mapping[str, Any] | Path | str, output: Path 
     from mlsdc.compiler.capture.torch_export import capture_model
 
     captured = capture_model(source, max_tokens=limits.max_model_len)
-    module = make_module(config, source, captured.graph)
+    parts = level_parts(config, heads, captured.graph, captured.weights, limits)
+    module = make_module(config, source, captured.graph, parts)
 
     progress.stage("passes")
     passes = default_pipeline(replace(options, calibration=calibration(source, captured.weights)))
     explain = ExplainObserver()
     observers = [PassProgress(progress, len(passes)), explain, *([DumpObserver(dump_ir)] if dump_ir else []),
                  *([ValidateObserver()] if verify_each else [])]
-    module = run_pipeline(module, passes, observers)
+    module = share_weights(run_pipeline(module, passes, observers))
     if module.target.kv is None:
         raise CompileError("the target level has no paged KV cache: `insert-paged-kv` is disabled, or found no attention")
 
@@ -84,13 +88,15 @@ def compile_model(config: Config | Mapping[str, Any] | Path | str, output: Path 
         files = {target.name: write_programs(folder, target.name, programs) for target, (programs, _) in zip(targets, emitted, strict=True)}
         progress.stage("weights")
         filled = [level for level in module.levels if level.graphs]
-        weights = {level.name: pack_weights(folder, level, targets[0], captured.weights, progress) for level in filled}
+        sources = {name: part.weights or captured.weights for name, part in parts.items()}
+        weights = {level.name: pack_weights(folder, level, targets[0], sources.get(level.name, captured.weights), progress)
+                   for level in filled}
         for level in module.levels:
             if level.graphs:
                 write_text(folder, f"graph/{level.name}.ir", "\n".join(print_graph(graph) for graph in level.graphs.values()))
         write_text(folder, "explain.json", json.dumps({"passes": explain.passes}, indent=1, sort_keys=True, default=str) + "\n")
         write_text(folder, config_record.NAME, config_record.config_json(config, source.label))
-        for name, data in counts.items():
+        for name, data in {**counts, **{name: data for part in parts.values() for name, data in part.files.items()}}.items():
             write_bytes(folder, name, data)
         write_text(folder, "tokenizer.json", source.tokenizer_json)
         if source.chat_template:
@@ -153,11 +159,36 @@ def pass_options(config: Config, limits: Limits, vocab_size: int) -> PassOptions
     )
 
 
-def make_module(config: Config, source: ModelSource, graph: Graph) -> Module:
+def make_module(config: Config, source: ModelSource, graph: Graph, parts: Mapping[str, LevelParts]) -> Module:
     """The cascade of the config over the captured graph: one module."""
-    levels = [LevelModule(level.name, level.kind, level.params() | counts_name(level, i)) for i, level in enumerate(config.cascade)]
+    levels = []
+    for i, (path, level) in enumerate(config.drafters()):
+        part = parts.get(level.name, LevelParts())
+        merged = {} if ".merge[" not in path else {"verified_by": "target", "merge_nodes": merge_nodes(config, path)}
+        levels.append(LevelModule(level.name, level.kind, level.params() | part.params | counts_name(level, i) | merged, part.graphs))
     target = LevelModule("target", "model", {}, {"forward": graph})
     return Module(config.target.name or source.name, (*levels, target))
+
+
+def merge_nodes(config: Config, path: str) -> int:
+    """The most nodes of the merged level that the level at `path` is one of."""
+    return config.cascade[int(path.removeprefix("cascade[").partition("]")[0])].max_nodes
+
+
+def level_parts(config: Config, heads: Mapping[str, HeadFile], graph: Graph, weights: WeightSource, limits: Limits
+                ) -> dict[str, LevelParts]:
+    """Programs and more of the levels that have some, by name."""
+    return {level.name: head_level(heads[level.name], level, graph, weights, limits)
+            for _, level in config.drafters() if isinstance(level, HeadsConfig)}
+
+
+def share_weights(module: Module) -> Module:
+    """Weights that a level reads from the target's file need not be packed again: its param `shared` says which."""
+    levels = []
+    for level in module.levels[:-1]:
+        shared = shared_weights(level, module.target)
+        levels.append(replace(level, params={**level.params, "shared": shared}) if shared else level)
+    return replace(module, levels=(*levels, module.target))
 
 
 def plan_level_memory(config: Config, module: Module, limits: Limits, target: Target, programs: Mapping[str, Mapping[str, ProgramSpec]]
@@ -233,8 +264,9 @@ def pack_weights(folder: Path, level: LevelModule, target: Target, source: Weigh
 
 
 def weight_nodes(level: LevelModule) -> tuple[Node, ...]:
-    """The weights of all programs of a level, each name once, in order of first use."""
-    return tuple({node.name: node for graph in level.graphs.values() for node in graph.weights()}.values())
+    """The weights in the file of a level, each name once, in order of first use."""
+    shared = level.params.get("shared", {})
+    return tuple({node.name: node for graph in level.graphs.values() for node in graph.weights() if node.name not in shared}.values())
 
 
 def weights_path(level: str) -> str:

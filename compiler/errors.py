@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mlsdc.runtime.errors import MlsdcError
 
-__all__ = ["CaptureError", "CompileError", "ConfigError", "IrError", "MlsdcError", "PassError"]
+__all__ = ["CaptureError", "CompileError", "ConfigError", "HeadError", "IrError", "MlsdcError", "PassError"]
 
 
 class ConfigError(MlsdcError):
@@ -25,3 +25,7 @@ class PassError(MlsdcError):
 
 class CompileError(MlsdcError):
     """No kernel for a node on a target, or a kernel that does not build: names node, target and reason."""
+
+
+class HeadError(MlsdcError):
+    """A checkpoint of trained heads, or their training data, that does not fit: names the file, the tensor or the line."""

@@ -16,6 +16,7 @@ import torch
 from mlsdc.compiler import (  # noqa: F401  (they register their ops)
     interpret_capture,
     interpret_core,
+    interpret_heads,
     interpret_kv,
     interpret_moe,
     interpret_quant,

@@ -7,7 +7,16 @@ import difflib
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from mlsdc.compiler import graph, ops_capture, ops_core, ops_kv, ops_moe, ops_nn, ops_quant  # noqa: F401  (importing them registers their ops)
+from mlsdc.compiler import (  # noqa: F401  (importing them registers their ops)
+    graph,
+    ops_capture,
+    ops_core,
+    ops_heads,
+    ops_kv,
+    ops_moe,
+    ops_nn,
+    ops_quant,
+)
 from mlsdc.compiler.errors import IrError
 from mlsdc.compiler.ops import OPS, Op
 from mlsdc.compiler.types import Dim, DType

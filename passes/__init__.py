@@ -27,6 +27,7 @@ from mlsdc.passes.raise_norm import RaiseNorm
 from mlsdc.passes.raise_rope import RaiseRope
 from mlsdc.passes.rowify import Rowify
 from mlsdc.passes.share_tree_mask import ShareTreeMask
+from mlsdc.passes.tap_hidden import TapHidden
 from mlsdc.runtime.step import Limits
 
 __all__ = ["PassOptions", "default_pipeline"]
@@ -63,6 +64,7 @@ def default_pipeline(options: PassOptions) -> tuple[Pass, ...]:
         Rowify(limits.max_num_batched_tokens, limits.max_logit_rows, options.vocab_size),
         RaiseNames(),
         GatherEarly(),
+        TapHidden(),
         CalibrateActivations(options.calibration if options.weights in ("int8", "int4") else None),
         # cache and weights
         InsertPagedKv(limits.max_model_len, options.kv_format, options.kv_page_size),

@@ -13,6 +13,8 @@ from mlsdc.compiler.pipeline import GraphPass
 from mlsdc.compiler.rewrite import note
 from mlsdc.compiler.types import GROUP, DType, TensorType
 
+TARGETS = {"tokens", "positions", "out_rows"}  # inputs of a target's row program that a text fills
+
 
 @dataclass(frozen=True)
 class CalibrateActivations(GraphPass):
@@ -30,7 +32,7 @@ class CalibrateActivations(GraphPass):
     a second int8 plane for those groups removes most of the error for a ninth of the dots. The groups are those with the largest mean of
     max|x|^2.
 
-    Declines: no calibration given; rows of fewer than 4 * `groups` groups; values that are not a norm's output.
+    Declines: no calibration given; a graph with other inputs than the target's (a head's hidden states); rows of fewer than 4 * `groups` groups; values that are not a norm's output.
     """
 
     name: ClassVar[str] = "calibrate-activations"
@@ -39,7 +41,7 @@ class CalibrateActivations(GraphPass):
 
     def rewrite(self, graph: Graph) -> Graph:
         values = [node.name for node in graph if self.wanted(graph, node)]
-        if self.calibration is None or not values:
+        if self.calibration is None or not values or not {node.name for node in graph.inputs()} <= TARGETS:
             return graph
         editor = Editor(graph)
         for name, fine in largest_groups(graph, self.calibration, values, self.groups).items():

@@ -28,8 +28,9 @@ from mlsdc.runtime.request import Delta, Request, Result, StepItem, TokenLogprob
 from mlsdc.runtime.sampling.record import RecordWriter
 from mlsdc.runtime.sampling_params import SamplingParams
 from mlsdc.runtime.scheduler import Scheduler
+from mlsdc.runtime.slabs import SlabPool
 from mlsdc.runtime.statistics import Statistics
-from mlsdc.runtime.step import Array, StepBuffers
+from mlsdc.runtime.step import Array, Header, StepBuffers
 from mlsdc.runtime.tokenizer import Tokenizer
 from mlsdc.runtime.tree import walk
 from mlsdc.runtime.verify import CommitList, write_rows
@@ -41,8 +42,11 @@ class Engine:
     """Serves one artifact on one device. Close it, or use it in `with`."""
 
     def __init__(self, manifest: Manifest, device: Device, memory: LevelMemory, levels: Sequence[Level] = (), *,
-                 tokenizer: Tokenizer | None = None) -> None:
-        """Parts made by hand (tests, embedding without files); `load` makes them from an artifact. Raises ArtifactError."""
+                 tokenizer: Tokenizer | None = None, slabs: SlabPool | None = None) -> None:
+        """Parts made by hand (tests, embedding without files); `load` makes them from an artifact. Raises ArtifactError.
+
+        `slabs` are what the target's pages share with other levels'; without them the whole pool is the target's.
+        """
         self.manifest = manifest
         self.device = device
         self.tokenizer = tokenizer
@@ -86,7 +90,12 @@ class Engine:
         try:
             levels = [make_level(info, i, opened.native, artifact) for i, info in enumerate(manifest.levels[:-1])]
             memory = opened.load_level(manifest.target_level.name, plan.num_pages)
-            return Engine(manifest, opened, memory, levels, tokenizer=tokenizer)
+            slabs = SlabPool(plan.num_slabs, plan.slab_bytes)
+            engine = Engine(manifest, opened, memory, levels, tokenizer=tokenizer, slabs=slabs)
+            for info, level in zip(manifest.levels, levels, strict=False):
+                if info.programs:
+                    _bind(level, opened, info, memory, slabs)
+            return engine
         except BaseException:
             opened.close()
             raise
@@ -140,10 +149,16 @@ class Engine:
 
     def _commit_items(self, items: Sequence[StepItem]) -> None:
         """Follow the target's choices, copy accepted keys from scratch to pages, hand out tokens, end what has ended."""
-        choices = self._memory.buffers.choices
-        copies = CommitList(self._memory.buffers)
-        for item in items:
+        buffers = self._memory.buffers
+        choices = buffers.choices[: buffers.header[Header.OUT]].tolist()
+        copies = CommitList(buffers)
+        firsts: list[int] = []  # of each item: its first position in this step
+        committed: list[Sequence[int]] = []  # and its rows that are committed
+        for seq, item in enumerate(items):
             request, tree = item.request, item.tree
+            row = int(buffers.seq_row[seq])
+            firsts.append(request.num_computed)
+            committed.append(range(row, row + item.rows))
             if item.outs and request.wants_prompt_logprobs:
                 self._report_prompt(item)
             if not item.wants_choice:
@@ -151,18 +166,21 @@ class Engine:
                 request.statistics.prefill_rows += item.rows
                 continue
             first = item.out + item.outs - 1 - len(tree)
-            nodes, tokens = walk(tree, choices[first : first + 1 + len(tree)].tolist())
+            nodes, tokens = walk(tree, choices[first : first + 1 + len(tree)])
             kept = commit_tokens(request, tokens)
             if request.logprobs is not None and request.params.logprobs is not None:
                 rows = (0, *(node + 1 for node in nodes[: kept - 1]))
                 request.logprobs += (self._logprobs(first + row, request.params.logprobs) for row in rows)
             if tree:
                 copies.add(item, nodes[: kept - 1])
+                committed[-1] = (row, *(row + node + 1 for node in nodes[: kept - 1]))
             if item.decodes:
                 self.drafting.committed(item, nodes[:kept])
             else:
                 request.statistics.prefill_rows += item.rows
             request.num_computed += item.rows + kept - 1
+        if self.drafting.reads_target:
+            self.drafting.stepped(items, firsts, committed)
         if copies.write():
             self._commit.run()
         for item in items:
@@ -394,6 +412,17 @@ class Engine:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
+
+
+def _bind(level: Level, device: Device, info: LevelInfo, target: LevelMemory, slabs: SlabPool) -> None:
+    """Give a drafting level its programs, and pages of its own from the slabs all levels share. Its prefixes are not reused."""
+    kv = info.kv
+    memory = device.load_level(info.name, slabs.num_slabs * slabs.slab_bytes // kv.page_bytes if kv else 0)
+    pool = None
+    if kv is not None:
+        pool = KvPool(slabs, kv.page_size, kv.page_bytes, reuse=False,
+                      copy_page=lambda source, to: memory.write_page(to, memory.read_page(source)))
+    level.bind(memory, target, pool)
 
 
 def _as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

@@ -11,7 +11,9 @@ committed token, slot 0, and the nodes of a tree; keys go to its scratch pages) 
 from __future__ import annotations
 
 import enum
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -86,11 +88,19 @@ INPUTS: dict[str, tuple[str, str]] = {
     "seen_ids": ("i4", "seqs x ctx"),  # with penalties: the distinct tokens of prompt and output
     "seen_counts": ("i4", "seqs x ctx"),  # and how often each is in the output
     "given": ("i4", "out"),  # log probabilities: -2 none, -1 of the row's choice, else of this token (prompt_logprobs)
+    "masks": ("u4", "out x masks"),  # rows with a grammar: bit t % 32 of word t // 32 says whether token t may come
     "logprob_ids": ("i4", "out x logprobs"),  # result: the chosen or given token, then the most probable ones, best first
     "logprobs": ("f4", "out x logprobs"),  # result: log probabilities by the raw logits
     "commit_src": ("i4", "commits"),  # token slots to copy: page * page_size + slot in the page
     "commit_dst": ("i4", "commits"),
+    "features": ("f4", "rows x features"),  # a head's: hidden states that its rows start from
+    "taps": ("f4", "rows x taps"),  # a head's: the target's hidden states of several layers, which become features
 }
+
+
+def mask_words(vocab_size: int) -> int:
+    """Width of `masks` for a vocabulary."""
+    return -(-vocab_size // 32)
 
 
 def aligned(shape: tuple[int, ...], dtype: str, alignment: int = 64) -> Array:
@@ -124,21 +134,25 @@ class StepBuffers:
     seen_ids: Array
     seen_counts: Array
     given: Array
+    masks: Array
     logprob_ids: Array
     logprobs: Array
     commit_src: Array
     commit_dst: Array
+    features: Array
+    taps: Array
 
-    def __init__(self, limits: Limits, page_size: int) -> None:
+    def __init__(self, limits: Limits, page_size: int, widths: Mapping[str, int] | None = None) -> None:
+        """`widths`: columns of `features`, `taps` and `masks`, where the level has such inputs."""
         if limits.max_tree_nodes >= SCRATCH_SLOTS:
             raise CapacityError(f"limits.max_tree_nodes: {limits.max_tree_nodes}, at most {SCRATCH_SLOTS - 1}")
         self.limits = limits
         self.page_size = page_size
         for name, (dtype, _) in INPUTS.items():
-            setattr(self, name, aligned(input_shape(name, limits, page_size), dtype))
+            setattr(self, name, aligned(input_shape(name, limits, page_size, widths or {}), dtype))
 
 
-def input_shape(name: str, limits: Limits, page_size: int) -> tuple[int, ...]:
+def input_shape(name: str, limits: Limits, page_size: int, widths: Mapping[str, int] = MappingProxyType({})) -> tuple[int, ...]:
     """Shape of a step input at the limits."""
     counts = {
         "words": (HEADER_WORDS,),
@@ -152,6 +166,9 @@ def input_shape(name: str, limits: Limits, page_size: int) -> tuple[int, ...]:
         "seqs x ctx": (limits.max_num_seqs, limits.max_model_len),
         "out": (limits.max_logit_rows,),
         "out x logprobs": (limits.max_logit_rows, LOGPROB_COLUMNS),
+        "out x masks": (limits.max_logit_rows, widths.get("masks", 0)),
         "commits": (limits.max_num_batched_tokens,),
+        "rows x features": (limits.max_num_batched_tokens, widths.get("features", 0)),
+        "rows x taps": (limits.max_num_batched_tokens, widths.get("taps", 0)),
     }
     return counts[INPUTS[name][1]]

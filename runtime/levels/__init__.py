@@ -13,6 +13,8 @@ from mlsdc.runtime.manifest import LevelInfo
 
 KINDS: Mapping[str, str] = {
     "ngram": "mlsdc.runtime.levels.ngram_native:NativeNgramLevel",
+    "medusa": "mlsdc.runtime.levels.medusa:MedusaLevel",
+    "eagle": "mlsdc.runtime.levels.eagle:EagleLevel",
 }
 
 

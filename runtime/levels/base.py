@@ -4,8 +4,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from mlsdc.runtime.tree import Tree
+
+if TYPE_CHECKING:
+    from mlsdc.runtime.device.base import LevelMemory
+    from mlsdc.runtime.kv_pool import KvPool
 
 
 class LevelState(ABC):
@@ -28,12 +33,29 @@ class LevelState(ABC):
     @abstractmethod
     def rollback(self, num_tokens: int) -> None: ...
 
+    def close(self) -> None:
+        """The request is over: give back what it holds on a device."""
+
 
 class Level(ABC):
     """A level of the artifact's cascade. `start` makes the state of one request."""
 
     name: str
     kind: str
+    reads_target: bool = False  # it wants the target's hidden states: its states begin with their request, not with the first draft
 
     @abstractmethod
     def start(self) -> LevelState: ...
+
+    def bind(self, memory: LevelMemory, target: LevelMemory, pool: KvPool | None) -> None:
+        """Once, at load, for a level with programs: its own memory, the target's, and its pages, if it has any."""
+
+    def propose_all(self, states: Sequence[LevelState], budgets: Sequence[int]) -> list[Tree]:
+        """The trees of several requests at once: a level with programs runs them for all together. Same contract as `propose`."""
+        return [state.propose(budget) for state, budget in zip(states, budgets, strict=True)]
+
+    def stepped(self, states: Sequence[LevelState | None], firsts: Sequence[int], rows: Sequence[Sequence[int]]) -> None:
+        """The target has run a step: of its item i, rows `rows[i]` of the step are committed, at positions `firsts[i]` and on.
+
+        The target's taps hold their hidden states until its next run. A level that reads none ignores this.
+        """

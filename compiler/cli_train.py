@@ -1,0 +1,37 @@
+"""Train what guesses for a model: `--level heads` (medusa, eagle) or `--level counts` (n-grams of the model's own text).
+
+    mlsdc train model.yaml --level heads --data chat.jsonl -o heads.safetensors
+
+The same command goes on where it was stopped (Ctrl-C). docs/heads.md says what the data looks like and what came out of it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+from types import ModuleType
+
+# level -> module with add_arguments(parser) and main(args) -> exit code
+LEVELS = {
+    "heads": "mlsdc.compiler.heads.train_cli",
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("config", help="model.yaml")
+    parser.add_argument("--level", choices=tuple(LEVELS), required=True)
+    parser.add_argument("--data", action="append", required=True, metavar="FILE", help="JSON lines, .gz or not; may be given several times")
+    parser.add_argument("-o", "--output", required=True, metavar="FILE")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--threads", type=int, default=1, metavar="N")
+    for level in LEVELS:
+        _module(level).add_arguments(parser)
+
+
+def main(args: argparse.Namespace) -> int:
+    code: int = _module(args.level).main(args)
+    return code
+
+
+def _module(level: str) -> ModuleType:
+    return importlib.import_module(LEVELS[level])

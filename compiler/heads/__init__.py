@@ -1,0 +1,1 @@
+"""Trained heads: what a checkpoint of them is, their graphs, and their training. See docs/heads.md."""
