@@ -11,16 +11,16 @@ if TYPE_CHECKING:
     from mlsdc.runtime.engine import Engine
     from mlsdc.runtime.errors import ArtifactError, CapacityError, DeviceError, MlsdcError, RequestError
     from mlsdc.runtime.request import Delta, Result
-    from mlsdc.runtime.sampling_params import SamplingParams, Speculation
+    from mlsdc.runtime.sampling_params import Grammar, SamplingParams, Speculation
     from mlsdc.runtime.statistics import Statistics
 
 __all__ = [
-    "Artifact", "ArtifactError", "AsyncEngine", "CapacityError", "Delta", "DeviceError", "Engine", "MlsdcError", "RequestError",
+    "Artifact", "ArtifactError", "AsyncEngine", "CapacityError", "Delta", "DeviceError", "Engine", "Grammar", "MlsdcError", "RequestError",
     "Result", "SamplingParams", "Speculation", "Statistics",
 ]
 
 _HOME = {
-    "Artifact": "artifact", "AsyncEngine": "async_engine", "Engine": "engine", "SamplingParams": "sampling_params",
+    "Artifact": "artifact", "AsyncEngine": "async_engine", "Engine": "engine", "SamplingParams": "sampling_params", "Grammar": "sampling_params",
     "Speculation": "sampling_params", "Delta": "request", "Result": "request", "Statistics": "statistics", "ArtifactError": "errors",
     "CapacityError": "errors", "DeviceError": "errors", "MlsdcError": "errors", "RequestError": "errors",
 }

@@ -9,6 +9,7 @@ from typing import Any, Union, cast
 
 from mlsdc.runtime.detokenize import Detokenizer
 from mlsdc.runtime.errors import RequestError
+from mlsdc.runtime.grammar import GrammarCompiler
 from mlsdc.runtime.manifest import Manifest
 from mlsdc.runtime.request import Request
 from mlsdc.runtime.sampling_params import SamplingParams
@@ -22,12 +23,14 @@ Prompt = Union[str, Sequence[int], Sequence[Mapping[str, Any]]]
 class Admission:
     """Makes requests of prompts and parameters, for one engine. Thread-safe: it reads only what never changes."""
 
-    def __init__(self, manifest: Manifest, scheduler: Scheduler, tokenizer: Tokenizer | None, drafting_levels: Sequence[str]) -> None:
-        """`drafting_levels`: names of the levels this engine drafts with."""
+    def __init__(self, manifest: Manifest, scheduler: Scheduler, tokenizer: Tokenizer | None, drafting_levels: Sequence[str],
+                 grammars: GrammarCompiler | None = None) -> None:
+        """`drafting_levels`: names of the levels this engine drafts with; `grammars` None: the device cannot mask."""
         self.manifest = manifest
         self.scheduler = scheduler
         self.tokenizer = tokenizer
         self.drafting_levels = tuple(drafting_levels)
+        self.grammars = grammars
 
     def prepare(self, prompt: Prompt, params: SamplingParams, listener: deque[Request], priority: int = 0) -> Request:
         """Validate everything a request could break; nothing has run before this succeeds (law L7)."""
@@ -69,6 +72,10 @@ class Admission:
         request = Request(
             tokens, params, max_length=max_length, stop_ids=frozenset(stops), budget=budget, detokenizer=self._detokenizer(params),
             listener=listener, priority=priority)
+        if params.grammar is not None:
+            if self.grammars is None:
+                raise RequestError("grammar: this artifact's kernels know none: compile it again")
+            request.grammar = self.grammars.matcher(params.grammar)
         for _ in range(params.n - 1):
             request.fork(self._detokenizer(params))
         return request

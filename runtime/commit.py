@@ -1,7 +1,7 @@
 """The one place where tokens become output: they are taken one by one and cut at the first stop, whatever path brought them.
 
 In order, for each token: end token or stop id (not before `min_tokens`; it is kept in the ids, not in the text), stop string (looked for in
-the text so far, across token borders), length (`max_tokens` or the end of the context).
+the text so far, across token borders), length (`max_tokens` or the end of the context), the end of its grammar.
 """
 
 from __future__ import annotations
@@ -16,8 +16,16 @@ def commit_tokens(request: Request, tokens: Sequence[int]) -> int:
     """Append `tokens` up to and including the first that ends the request; returns how many were taken."""
     if request.timings.first_token is None and tokens:
         request.timings.first_token = time.perf_counter()
-    if not request.params.stop:
-        return _commit_until_end(request, tokens)
+    if request.grammar is not None:
+        tokens = tokens[: request.grammar.accept(tokens)]
+    kept = _commit_until_stop(request, tokens) if request.params.stop else _commit_until_end(request, tokens)
+    if request.grammar is not None and request.grammar.ended and not request.finished:
+        finish(request, "stop")
+    return kept
+
+
+def _commit_until_stop(request: Request, tokens: Sequence[int]) -> int:
+    """`commit_tokens` with stop strings: token by token."""
     for count, token in enumerate(tokens, 1):
         request.tokens.append(token)
         may_stop = request.num_output > request.params.min_tokens

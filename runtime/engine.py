@@ -20,6 +20,7 @@ from mlsdc.runtime.commit import commit_tokens, finish
 from mlsdc.runtime.device.base import Device, LevelMemory, Timed, Watched
 from mlsdc.runtime.drafting import Drafting
 from mlsdc.runtime.errors import CapacityError, DeviceError, RequestError
+from mlsdc.runtime.grammar import GrammarCompiler, fill_masks, fit_drafts
 from mlsdc.runtime.kv_pool import KvPool
 from mlsdc.runtime.levels.base import Level
 from mlsdc.runtime.manifest import Manifest
@@ -53,7 +54,9 @@ class Engine:
         self.pool = KvPool.alone(memory.num_pages, memory.buffers.page_size, copy_page=self._copy_page)
         self.scheduler = Scheduler(manifest.limits, self.pool, manifest.plan.draft_tokens + 1)
         self.drafting = Drafting(manifest, levels)
-        self._admission = Admission(manifest, self.scheduler, tokenizer, [level.name for level in levels])
+        masked = memory.buffers.masks.shape[1] > 0
+        grammars = GrammarCompiler(tokenizer, manifest.model.vocab_size, manifest.model.eos_token_ids) if masked else None
+        self._admission = Admission(manifest, self.scheduler, tokenizer, [level.name for level in levels], grammars)
         self.statistics = Statistics()  # of all finished requests
         self._memory = memory
         self._forward = memory.programs["forward"]
@@ -137,7 +140,9 @@ class Engine:
         if not items:
             return False
         self.drafting.draft(items)
+        fit_drafts(items, len(self.manifest.levels))
         write_rows(self._memory.buffers, items)
+        fill_masks(self._memory.buffers, items)
         self._forward.run()
         if self._records.write(items):
             self._sample.run()

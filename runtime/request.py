@@ -12,7 +12,7 @@ import secrets
 import time
 from collections import deque
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from mlsdc.runtime.detokenize import Detokenizer
 from mlsdc.runtime.kv_pool import PageTable
@@ -22,6 +22,9 @@ from mlsdc.runtime.sampling.record import Sampler
 from mlsdc.runtime.sampling_params import SamplingParams
 from mlsdc.runtime.statistics import Statistics
 from mlsdc.runtime.tree import EMPTY, Tree
+
+if TYPE_CHECKING:
+    from mlsdc.runtime.grammar import Matcher
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 _ids = itertools.count()
@@ -109,6 +112,7 @@ class Request:
         self.logprobs: list[TokenLogprobs] | None = None if params.logprobs is None else []
         reported = parent.prompt_logprobs if parent else []  # a prompt has one list, whatever `n` is
         self.prompt_logprobs: list[TokenLogprobs] | None = None if params.prompt_logprobs is None else reported
+        self.grammar: Matcher | None = None  # where its output stands in the grammar it asked for
         self.budget = budget  # most nodes a step may draft for it; 0: no speculation, no scratch slab
         self.detokenizer = detokenizer
         self.table = PageTable()
@@ -150,6 +154,7 @@ class Request:
         other = Request(
             list(self.tokens), self.params, max_length=self.max_length, stop_ids=self.stop_ids, budget=self.budget, detokenizer=detokenizer,
             listener=self.listener, priority=self.priority, parent=self)
+        other.grammar = self.grammar and self.grammar.copy()
         self.choices.append(other)
         self.forks.append(other)
 

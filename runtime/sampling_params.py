@@ -16,6 +16,7 @@ MAX_STOP_CHARS = 4096
 MAX_TEMPERATURE = 100.0
 MAX_TOP_K = (1 << 31) - 1
 MAX_REPETITION = 100.0
+GRAMMARS = ("json_object", "json_schema", "regex", "lark")
 
 
 @dataclass(frozen=True)
@@ -39,11 +40,30 @@ class Speculation:
 
 
 @dataclass(frozen=True)
+class Grammar:
+    """What the output must be. Tokens that cannot lead there are never chosen, drafted or not; the text ends where it is complete.
+
+    `kind`: `json_object` (any), `json_schema` (`text` is the schema as JSON), `regex`, or `lark` (llguidance's dialect).
+    Needs `mlsdc[server]`.
+    """
+
+    kind: str
+    text: str = ""
+
+    def __post_init__(self) -> None:
+        if self.kind not in GRAMMARS:
+            raise RequestError(f"grammar.kind: {self.kind!r}, expected one of {', '.join(GRAMMARS)}")
+        if not isinstance(self.text, str):
+            raise RequestError(f"grammar.text: {self.text!r}, expected a string")
+
+
+@dataclass(frozen=True)
 class SamplingParams:
     """Defaults are greedy. `max_tokens` None means the rest of the context. Raises RequestError, naming the field.
 
     In this order, for every row (law L1): logit_bias, penalties (repetition over prompt and output, frequency and presence over output),
-    min_tokens, temperature, top_k (0 and -1: off), top_p of what top_k kept, min_p. `seed` None draws one. `logprobs` are the raw model's.
+    min_tokens, grammar, temperature, top_k (0 and -1: off), top_p of what top_k kept, min_p. `seed` None draws one. `logprobs` are the
+    raw model's.
 
     With `min_tokens`, end tokens are masked and stop strings not looked for until that many tokens are out.
     An end token or stop id is kept in the token ids; neither its text nor a stop string is in the text, unless
@@ -70,6 +90,7 @@ class SamplingParams:
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     speculation: Speculation | None = None
+    grammar: Grammar | None = None
 
     def __post_init__(self) -> None:
         _number("temperature", self.temperature, 0.0, MAX_TEMPERATURE)
@@ -98,6 +119,10 @@ class SamplingParams:
                 _integer(name, getattr(self, name), 0, MAX_LOGPROBS)
         if self.speculation is not None and not isinstance(self.speculation, Speculation):
             raise RequestError(f"speculation: {self.speculation!r}, expected a Speculation")
+        if self.grammar is not None and not isinstance(self.grammar, Grammar):
+            raise RequestError(f"grammar: {self.grammar!r}, expected a Grammar")
+        if self.grammar is not None and self.min_tokens:
+            raise RequestError(f"min_tokens: {self.min_tokens}, expected 0 with a grammar, which says itself where the text may end")
 
 
 def _integer(name: str, value: Any, low: int, high: int | None = None) -> None:

@@ -56,7 +56,8 @@ def sample_lowering(logits: Tap, vocab_size: int, limits: Limits, base: int) -> 
         call("sample_edit", 1, [
             ("X: f32", x), choice, best, *state, ("TOKENS: i32", InputArg("tokens")), ("ANC: u64", InputArg("ancestors")),
             ("FIRST: i32", InputArg("seq_row")), *record, ("BIAS_ID: i32", InputArg("bias_ids")), ("BIAS: f32", InputArg("bias")),
-            ("BAN: i32", InputArg("ban_ids")), ("SEEN: i32", InputArg("seen_ids")), ("COUNT: i32", InputArg("seen_counts")), where]),
+            ("BAN: i32", InputArg("ban_ids")), ("SEEN: i32", InputArg("seen_ids")), ("COUNT: i32", InputArg("seen_counts")),
+            ("MASK: u32", InputArg("masks")), where]),
         call("sample_bound", 1, [("X: f32", x), best, *cut, ("LIST: i32", places["list"]), *state, *record, where]),
         call("sample_part", part.parts, [("X: f32", x), best, *cut, *scores, *state, *record, ("RU: u64", InputArg("sampling")), where]),
         call("sample_join", 1, [*scores, choice, *state[:2], record[0]]),

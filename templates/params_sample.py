@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mlsdc.runtime.step import LOGPROB_COLUMNS, MAX_BANS, MAX_BIAS
+from mlsdc.runtime.step import LOGPROB_COLUMNS, MAX_BANS, MAX_BIAS, mask_words
 from mlsdc.templates.params import TirParams, named
 
 
@@ -41,6 +41,10 @@ class Sample(TirParams):
     max_bans = MAX_BANS
     logprobs = LOGPROB_COLUMNS
     part_size = 4096
+
+    @property
+    def mask_words(self) -> int:
+        return mask_words(self.limit)
 
     @property
     def parts(self) -> int:

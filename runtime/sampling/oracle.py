@@ -42,7 +42,7 @@ def choose(buffers: StepBuffers, out: int, logits: Array) -> int:
 
 
 def edited(buffers: StepBuffers, row: int, seq: int, logits: Array, t: int) -> Array:
-    """The logits after logit_bias, penalties (counts of the row: committed and drafted ancestors) and the min_tokens mask, f32."""
+    """The logits after logit_bias, penalties (the row's counts: committed and drafted ancestors), min_tokens and grammar masks, f32."""
     record = buffers.sampling[seq]
     words = record.view(np.int32)
     x = logits.copy()
@@ -63,6 +63,10 @@ def edited(buffers: StepBuffers, row: int, seq: int, logits: Array, t: int) -> A
                 x[token] = float(x[token]) - (record[R.FREQUENCY] * count + record[R.PRESENCE])
     if t < words[R.MIN_UNTIL]:
         x[buffers.ban_ids[seq, : words[R.NUM_BANS]]] = -np.inf
+    if words[R.FLAGS] & R.GRAMMAR:
+        out = int(np.flatnonzero(buffers.out_rows[: buffers.header[Header.OUT]] == row)[0])
+        allowed = np.unpackbits(buffers.masks[out].view(np.uint8), bitorder="little")
+        x[allowed[: len(x)] == 0] = -np.inf
     return x
 
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 INV_T, TOP_P, LOG_MIN_P, REPETITION, FREQUENCY, PRESENCE, SEED = range(7)  # f64 and u64 words
 TOP_K, FLAGS, MIN_UNTIL, NUM_BIAS, NUM_BANS, NUM_SEEN, LOGPROBS, PROMPT_LOGPROBS = range(14, 22)  # i32 words
-EDIT, CUT, PENALTIES = 1, 2, 4  # bits of FLAGS
+EDIT, CUT, PENALTIES, GRAMMAR = 1, 2, 4, 8  # bits of FLAGS
 MAX_INV_T = 1e30
 NO_LOGPROBS, OF_CHOICE = -2, -1  # values of the step's `given`
 
@@ -35,7 +35,7 @@ class Sampler:
         self.num_prompt = num_prompt
         self.penalises = params.repetition_penalty != 1 or params.frequency_penalty != 0 or params.presence_penalty != 0
         self.plain = (params.temperature == 0 and not self.penalises and not params.logit_bias
-                      and params.logprobs is None and params.prompt_logprobs is None)
+                      and params.logprobs is None and params.prompt_logprobs is None and params.grammar is None)
         self.bias_ids = np.array(list(params.logit_bias), np.int32)
         self.bias = np.array(list(params.logit_bias.values()), np.float32)
         self.ban_ids = np.array(sorted(stop_ids), np.int32)
@@ -58,8 +58,9 @@ class Sampler:
         words = self._words
         cut = p.top_k > 0 or p.top_p < 1
         words[TOP_K] = max(p.top_k, 0)
-        edits = self.penalises or len(self.bias_ids) > 0 or (p.min_tokens > 0 and len(self.ban_ids) > 0)
-        words[FLAGS] = EDIT * edits | CUT * cut | PENALTIES * self.penalises
+        masked = p.grammar is not None
+        edits = self.penalises or len(self.bias_ids) > 0 or (p.min_tokens > 0 and len(self.ban_ids) > 0) or masked
+        words[FLAGS] = EDIT * edits | CUT * cut | PENALTIES * self.penalises | GRAMMAR * masked
         words[MIN_UNTIL] = self.min_until
         words[NUM_BIAS] = len(self.bias_ids)
         words[NUM_BANS] = len(self.ban_ids)

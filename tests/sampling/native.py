@@ -11,7 +11,7 @@ import numpy as np
 from mlsdc.runtime.program import ArenaArg, InputArg, IntArg, Tap
 from mlsdc.runtime.sampling.record import NO_LOGPROBS, OF_CHOICE, Sampler
 from mlsdc.runtime.sampling_params import SamplingParams
-from mlsdc.runtime.step import Array, Header, Limits, StepBuffers, aligned
+from mlsdc.runtime.step import Array, Header, Limits, StepBuffers, aligned, mask_words
 from mlsdc.targets.cpu_sample import sample_lowering
 
 LIMITS = Limits(max_model_len=200, max_num_seqs=24, max_num_batched_tokens=64, max_logit_rows=24, max_tree_nodes=15)
@@ -54,9 +54,10 @@ class NativeSampler:
         return arg.int
 
 
-def step(params: Sequence[SamplingParams], seeds: Sequence[int], tokens: Sequence[Sequence[int]], num_prompt: int = 3) -> StepBuffers:
-    """Buffers of a step in which each sequence of committed `tokens` chooses its next one."""
-    buffers = StepBuffers(LIMITS, 16)
+def step(params: Sequence[SamplingParams], seeds: Sequence[int], tokens: Sequence[Sequence[int]], num_prompt: int = 3, vocab: int = 0
+         ) -> StepBuffers:
+    """Buffers of a step in which each sequence of committed `tokens` chooses its next one; with grammar masks for `vocab` ids."""
+    buffers = StepBuffers(LIMITS, 16, {"masks": mask_words(vocab)})
     count = len(params)
     buffers.header[Header.ROWS] = buffers.header[Header.SEQS] = buffers.header[Header.OUT] = count
     for array in (buffers.out_rows, buffers.row_seq, buffers.seq_row):

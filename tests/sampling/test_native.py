@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from native import NativeSampler, step, tree_step
 
 from mlsdc.runtime.sampling import oracle
-from mlsdc.runtime.sampling_params import SamplingParams
+from mlsdc.runtime.sampling_params import Grammar, SamplingParams
 from mlsdc.runtime.step import Array
 
 Samplers = Callable[[str], NativeSampler]
@@ -84,6 +84,29 @@ def test_tree_rows_count_their_own_ancestors(samplers: Samplers, params: Samplin
         alone = step([params], [seed], [[*committed, *path]], 6)
         oracle.sample(alone, logits[row : row + 1], sampler.vocab)
         assert found[row] == alone.choices[0]
+
+
+@pytest.mark.parametrize("shape", ["tiny", "padded", "large"])
+@settings(max_examples=40)
+@given(st.lists(PARAMS.filter(lambda params: not params.min_tokens), min_size=1, max_size=6), SEEDS)
+def test_what_a_grammar_forbids_is_never_chosen(samplers: Samplers, shape: str, params: list[SamplingParams], seed: int) -> None:
+    sampler = samplers(shape)
+    rng = np.random.default_rng(seed % (1 << 32))
+    masked = [rng.random() < 0.7 for _ in params]
+    own = [SamplingParams(**{**vars(p), "grammar": Grammar("json_object")}) if m else p for p, m in zip(params, masked, strict=True)]
+    tokens = [rng.integers(0, sampler.vocab, rng.integers(3, 60)).tolist() for _ in own]
+    buffers = step(own, [int(x) for x in rng.integers(0, 1 << 63, len(own))], tokens, vocab=sampler.vocab)
+    buffers.masks[:] = rng.integers(0, 1 << 32, buffers.masks.shape, np.uint32)
+    buffers.masks[rng.random(buffers.masks.shape) < 0.3] = 0
+    buffers.masks[rng.random(buffers.masks.shape) < 0.3] = 0xFFFFFFFF
+    buffers.masks[:, 0] |= 1  # some token may always come
+    logits = logits_like(rng, len(own), sampler.vocab)
+    logits[:, 0] = np.maximum(logits[:, 0], -50)
+    found = sampler.run(buffers, logits)
+    oracle.sample(buffers, logits, sampler.vocab)
+    assert found.tolist() == buffers.choices[: len(own)].tolist()
+    for row, token in enumerate(found.tolist()):
+        assert not masked[row] or buffers.masks[row, token // 32] >> (token % 32) & 1
 
 
 def test_rows_do_not_disturb_each_other(samplers: Samplers) -> None:
