@@ -16,26 +16,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
+from mlsdc.compiler.config_kv import KvConfig, kv_section
 from mlsdc.compiler.errors import ConfigError
 from mlsdc.compiler.schema import Where, option, parse_bytes, read, read_mapping, show, suggest
 from mlsdc.runtime.errors import MlsdcError
-from mlsdc.runtime.kv_format import FORMATS
 from mlsdc.runtime.step import SCRATCH_SLOTS, Limits
 
 LEVEL_KINDS = ("ngram", "medusa", "eagle", "model", "self")
 _SECTIONS = ("target", "cascade", "memory", "limits", "hardware", "passes")
-
-
-@dataclass(frozen=True)
-class KvConfig:
-    """`kv: bf16` is short for `kv: {dtype: bf16}`. `page_size` counts tokens."""
-
-    dtype: str = option("bf16", choices=tuple(FORMATS))
-    page_size: int = option(32, choices=(16, 32, 64))
-
-
-def _kv(raw: Any) -> Any:
-    return {"dtype": raw} if isinstance(raw, str) else raw
 
 
 @dataclass(frozen=True)
@@ -46,7 +34,7 @@ class TargetConfig:
     model: str = option()
     name: str | None = option(None)
     weights: str = option("int8", choices=("int8", "int4", "bf16"))
-    kv: KvConfig = option(KvConfig(), parse=_kv)
+    kv: KvConfig = option(KvConfig(), parse=kv_section)
 
 
 @dataclass(frozen=True)

@@ -153,7 +153,7 @@ def pass_options(config: Config, limits: Limits, vocab_size: int) -> PassOptions
         limits=limits,
         vocab_size=vocab_size,
         weights=config.target.weights,
-        kv_format=config.target.kv.dtype,
+        kv_format=config.target.kv.format,
         kv_page_size=config.target.kv.page_size,
         disable=config.passes.disable,
     )

@@ -86,7 +86,8 @@ class KvType:
     head_dim: int
 
     def __str__(self) -> str:
-        return f"kv<{self.format}, page={self.page_size}, layers={self.num_layers}, heads={self.num_kv_heads}, dim={self.head_dim}>"
+        name = f'"{self.format}"' if "@" in self.format else self.format
+        return f"kv<{name}, page={self.page_size}, layers={self.num_layers}, heads={self.num_kv_heads}, dim={self.head_dim}>"
 
 
 @dataclass(frozen=True)

@@ -172,5 +172,80 @@ class Fp8Values(_Bytes):
         return from_e4m3(codes.reshape(-1, head_dim)) * scales.astype(np.float32)[:, None]
 
 
-KEYS: dict[str, Block] = {block.name: block for block in (Bf16Keys(), Int8Keys(), Fp8Keys())}
-VALUES: dict[str, Block] = {block.name: block for block in (Bf16Values(), Int8Values(), Fp8Values())}
+def levels(x: F32, most: int) -> tuple[np.float16, np.float16, npt.NDArray[np.uint8]]:
+    """(scale, minimum, codes 0 .. most) of x: x is near scale * code + minimum, the extremes of x are the extremes of the codes."""
+    low = to_f16(x.min() + np.float32(0))  # no negative zero
+    scale = to_f16(np.maximum(x.max() - np.float32(low), np.float32(0)) * np.float32(1 / most))
+    inverse = np.float32(1) / np.float32(scale) if scale > 0 else np.float32(0)
+    return scale, low, np.clip(np.rint((x - np.float32(low)) * inverse), 0, most).astype(np.uint8)
+
+
+class Int4TokenKeys(Block):
+    """Rotated; x = scale * code + minimum, a token's own. Words `[page_size / 16][head_dim / 8][16 tokens][4]`: low nibbles hold the first
+    half of the head's channels, high nibbles the second; then the scales, then the minima."""
+
+    name = "int4-token"
+    rotated = True
+
+    def block_bytes(self, page_size: int, head_dim: int) -> int:
+        return page_size * (head_dim // 2 + 4)
+
+    def store(self, block: Bytes, slot: int, x: F32) -> None:
+        codes, tops = self._split(block, len(x))
+        tops[0, slot], tops[1, slot], found = levels(x, 15)
+        low, high = found.reshape(2, -1)
+        key_bytes(codes, len(x) // 2)[slot // LANES, slot % LANES] = (low | high << 4).reshape(-1, 4)
+
+    def load(self, block: Bytes, head_dim: int) -> F32:
+        codes, tops = self._split(block, head_dim)
+        return unpacked(key_bytes(codes, head_dim // 2).reshape(-1, head_dim // 2), tops)
+
+    def _split(self, block: Bytes, head_dim: int) -> tuple[Bytes, npt.NDArray[np.float16]]:
+        """Codes, and f16[scale or minimum, page_size]."""
+        page_size = len(block) // (head_dim // 2 + 4)
+        codes = page_size * head_dim // 2
+        return block[:codes], block[codes:].view(np.float16).reshape(2, -1)
+
+
+def unpacked(nibbles: Bytes, tops: npt.NDArray[np.float16]) -> F32:
+    """u8[tokens, n] of low and high halves -> f32[tokens, 2n]."""
+    codes = np.concatenate([nibbles & 15, nibbles >> 4], axis=1).astype(np.float32)
+    scale, low = tops.astype(np.float32)[:, :, None]
+    return codes * scale + low
+
+
+def half_channels(head_dim: int) -> int:
+    """Channels in the low nibbles of int4 values: whole vectors of 16, one more than in the high ones where their number is odd."""
+    return -(-head_dim // 32) * 16
+
+
+class Int4TokenValues(Block):
+    """As Int4TokenKeys, in bytes `[page_size / 4][half the channels][4 tokens]`; a half is made of whole vectors of 16 channels."""
+
+    name = "int4-token"
+    rotated = True
+
+    def block_bytes(self, page_size: int, head_dim: int) -> int:
+        return page_size * (half_channels(head_dim) + 4)
+
+    def store(self, block: Bytes, slot: int, x: F32) -> None:
+        codes, tops = self._split(block, len(x))
+        tops[0, slot], tops[1, slot], found = levels(x, 15)
+        half = half_channels(len(x))
+        high = np.zeros(half, np.uint8)
+        high[: len(x) - half] = found[half:]
+        value_bytes(codes, half)[slot // QUAD, slot % QUAD] = found[:half] | high << 4
+
+    def load(self, block: Bytes, head_dim: int) -> F32:
+        codes, tops = self._split(block, head_dim)
+        half = half_channels(head_dim)
+        return unpacked(value_bytes(codes, half).reshape(-1, half), tops)[:, :head_dim]
+
+    def _split(self, block: Bytes, head_dim: int) -> tuple[Bytes, npt.NDArray[np.float16]]:
+        half = half_channels(head_dim)
+        codes = len(block) // (half + 4) * half
+        return block[:codes], block[codes:].view(np.float16).reshape(2, -1)
+
+
+KEYS: dict[str, Block] = {block.name: block for block in (Bf16Keys(), Int8Keys(), Fp8Keys(), Int4TokenKeys())}
+VALUES: dict[str, Block] = {block.name: block for block in (Bf16Values(), Int8Values(), Fp8Values(), Int4TokenValues())}

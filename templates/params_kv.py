@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import e, log2
 
+from mlsdc.runtime.kv_blocks import half_channels
 from mlsdc.runtime.kv_format import KvFormat, KvGeometry
+from mlsdc.runtime.kv_numbers import rotation_size
 from mlsdc.runtime.step import Limits
 from mlsdc.templates.params import TirParams, named, padded
 
 SPAN = 256  # positions of one attention work item: a multiple of the block of 64 (law L2: spans and blocks are by position)
-DOTS = ("int8",)  # key and value formats that meet integer dots
+DOTS = ("int8", "int4-token")  # key and value formats that meet integer dots
 REGISTERS = {"vnni512": 24}  # accumulators of 16 lanes that stay in registers, by kind of dot; other machines:
 FEW_REGISTERS = 6
 
@@ -54,6 +56,14 @@ class Paged(TirParams):
     @property
     def head_dim(self) -> int:
         return self.geometry.head_dim
+
+    @property
+    def rotation(self) -> int:
+        return rotation_size(self.head_dim)
+
+    @property
+    def half_channels(self) -> int:
+        return half_channels(self.head_dim)
 
     @property
     def rows_padded(self) -> int:
@@ -130,6 +140,11 @@ class Attend(Paged):
         """Whether keys want a row's q in local buffers, to be split or rotated first; else they read it where it lies."""
         return self.keys in DOTS or self.format.keys.rotated
 
+    @property
+    def weighs_blocks(self) -> bool:
+        """Whether values add a block of 64 positions at once (integer dots), or token by token to what was there."""
+        return self.values in DOTS
+
     def key_subs(self, dot: str) -> int:
         """Groups of 16 tokens that share a pass over q: two accumulators (planes of q) for each of them and head."""
         return max(n for n in (1, 2, 4) if n == 1 or 2 * n * self.head_tile <= REGISTERS.get(dot, FEW_REGISTERS))
@@ -145,6 +160,11 @@ class AttendCombine(Paged):
     heads: int = named("q", default=0)  # type: ignore[assignment]
     scale: float = named("", default=1.0)  # type: ignore[assignment]
     quantise: bool = False
+
+    @property
+    def rotated(self) -> bool:
+        """Whether the values were rotated in the cache, and so is their sum."""
+        return self.format.values.rotated
 
     @property
     def scale2(self) -> float:
