@@ -1,87 +1,68 @@
 """The pages of one level: who owns which, what can be reused, and what is left.
 
-A page is free (in the free list), *cached* (nobody owns it, but its tokens are known and a later prompt may reuse it), or *owned*
-(by one or more sequences). Reuse goes by chains of full pages: a page is known by the page before it and its own tokens, compared in
-full, so two prompts that differ anywhere before a page never share it. Known pages are full, and full pages are never written again.
-A fork shares its parent's last page too, which is not full: whoever writes first copies it (`append`).
+Reuse goes by chains of full pages: a page is known by the page before it and its own tokens, compared in full, so two prompts that differ
+anywhere before a page never share it. A known page that nobody owns stays cached until its room is needed. Known pages are full, and
+full pages are never written again. A fork shares its parent's last page too, which is not full: whoever writes first copies it (`append`).
 
 A sequence also owns its scratch slab: the pages drafted rows are written to (law L3). Pages come from slabs that levels lend each other
 (slabs.py); a slab is asked for when the free list is empty, before cached pages go.
+
+A level of a grouped format has wide pages beside (wide_pages.py): scratch slabs and tails lie in them, and a prefix is reused up to the
+last page boundary whose tail was kept. A page that is not full holds nothing then, so forks get a fresh one instead of a copy.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 
 from mlsdc.runtime.errors import CapacityError
+from mlsdc.runtime.kv_tables import ROOT, PageTable
+from mlsdc.runtime.pages import CopyPage, Pages, no_copy
 from mlsdc.runtime.slabs import SlabPool
+from mlsdc.runtime.wide_pages import WidePages
 
-ROOT = 0  # the chain before the first page
-CopyPage = Callable[[int, int], None]  # (source, target)
+__all__ = ["KvPool", "PageTable"]
 
-
-@dataclass(eq=False)
-class PageTable:
-    """What one sequence owns. `num_cached` positions were found in the pool at allocation and need no computing."""
-
-    pages: list[int] = field(default_factory=list)
-    scratch: list[int] = field(default_factory=list)
-    num_cached: int = 0
-    num_sealed: int = 0  # leading pages whose tokens are known to the pool's chains
-    chain: int = ROOT  # the chain that ends with the last sealed page
-    forked: bool = False  # its last pages may be shared, and must be copied before they are written
+CHECKPOINT_TOKENS = 512  # a long prompt's tail is kept at every multiple, where that is a page boundary
 
 
-def _no_copy(source: int, target: int) -> None:
-    """Where nothing lies behind the pages."""
+class KvPool(Pages):
+    """One level's pages of `page_size` tokens and `page_bytes` bytes, and its wide pages, if its format is a grouped one."""
 
-
-class KvPool:
-    """One level's pages of `page_size` tokens and `page_bytes` bytes. Not thread-safe: the engine's step owns it.
-
-    `copy_page` copies a page's bytes on the device, at once; no step may be running.
-    """
-
-    def __init__(self, slabs: SlabPool, page_size: int, page_bytes: int, *, copy_page: CopyPage = _no_copy, reuse: bool = True) -> None:
-        cuts = [len(slabs.pages(slab, page_bytes)) for slab in range(slabs.num_slabs)]
-        if not cuts or not min(cuts):
-            raise CapacityError(f"kv pool: {slabs.num_slabs} slabs of {slabs.slab_bytes} bytes, expected room for a page of {page_bytes}")
+    def __init__(self, slabs: SlabPool, page_size: int, page_bytes: int, *, copy_page: CopyPage = no_copy, reuse: bool = True,
+                 wide: WidePages | None = None) -> None:
+        super().__init__(slabs, page_bytes, copy_page=copy_page)
+        if wide is not None and wide.tail.group != page_size:
+            raise CapacityError(f"kv pool: pages of {page_size} tokens, groups of {wide.tail.group}: a group is a page")
         self.page_size = page_size
-        self.page_bytes = page_bytes
-        self.num_pages = sum(cuts)  # if it had every slab
         self.reuse = reuse
-        self.slabs: dict[int, range] = {}  # those this level holds, and their pages
-        self._source = slabs
-        self._least_cut, self._most_cut = min(cuts), max(cuts)
-        self._copy = copy_page
-        self._free: list[int] = []
-        self._owners = [0] * (slabs.pages(slabs.num_slabs - 1, page_bytes)[-1] + 1)  # sequences that hold each page
+        self.wide = wide
         self._tables: dict[PageTable, None] = {}  # those that own pages
         self._known: dict[tuple[int, tuple[int, ...]], tuple[int, int]] = {}  # (chain before, tokens) -> (page, chain)
         self._key: dict[int, tuple[int, tuple[int, ...]]] = {}  # page -> its entry in `_known`
         self._idle: OrderedDict[int, None] = OrderedDict()  # cached pages, least recently used first
         self._next_chain = ROOT + 1
-        slabs.levels.append(self)
+        if wide is not None:
+            wide.tables = self._tables
 
     @classmethod
-    def alone(cls, num_pages: int, page_size: int, *, copy_page: CopyPage = _no_copy, reuse: bool = True) -> KvPool:
+    def alone(cls, num_pages: int, page_size: int, *, copy_page: CopyPage = no_copy, reuse: bool = True) -> KvPool:
         """The pool of a device with one level: all its pages are one slab."""
         return cls(SlabPool(1, num_pages), page_size, 1, copy_page=copy_page, reuse=reuse)
 
     @property
-    def num_available(self) -> int:
-        """Pages that can be handed out: free, cached, or in slabs that can be had."""
-        return len(self._free) + len(self._idle) + self._source.num_claimable(self) * self._least_cut
-
-    @property
-    def num_spare_slabs(self) -> int:
-        """Slabs `surrender` can empty."""
-        return (len(self._free) + len(self._idle)) // self._most_cut
+    def scratch_page_size(self) -> int:
+        """Tokens of a page of a scratch slab."""
+        return self.wide.tail.page_size if self.wide else self.page_size
 
     def pages_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.page_size)
+
+    def can_ever_hold(self, num_tokens: int, num_scratch: int) -> bool:
+        """Whether one sequence of so many cached tokens fits, if it has the whole pool to itself."""
+        needs = self._needs(self.pages_for(num_tokens), num_scratch, num_tokens)
+        return sum(-(-count // level.least_cut) for level, count in needs.items()) <= self.source.num_slabs
 
     def lookup(self, tokens: Sequence[int]) -> list[int]:
         """Pages that already hold the longest known prefix of `tokens`, of full pages, at least one token being left to compute."""
@@ -89,73 +70,117 @@ class KvPool:
 
     def can_allocate(self, tokens: Sequence[int], room: int, num_scratch: int = 0) -> bool:
         """Whether `allocate` with the same arguments would succeed."""
-        hits = self.lookup(tokens)
+        room = max(room, len(tokens))
+        hits, _ = self._find(tokens)
         idle_hits = sum(1 for page in hits if not self._owners[page])
-        return self.pages_for(max(room, len(tokens))) - len(hits) + num_scratch <= self.num_available - idle_hits
+        needs = self._needs(self.pages_for(room) - len(hits), num_scratch, room)
+        needs[self] += idle_hits
+        return self.source.can_take(needs)
 
     def allocate(self, tokens: Sequence[int], room: int, num_scratch: int = 0) -> PageTable:
         """Pages for max(room, len(tokens)) positions, known ones first, and a scratch slab. Raises CapacityError, changing nothing."""
+        room = max(room, len(tokens))
         if not self.can_allocate(tokens, room, num_scratch):
-            raise CapacityError(
-                f"kv pool: no room for {max(room, len(tokens))} tokens: {self.num_available} of {self.num_pages} pages left")
+            raise self._full(f"{room} tokens")
         hits, chain = self._find(tokens)
         for page in hits:
             self._own(page)
-        table = PageTable(list(hits), [], len(hits) * self.page_size, len(hits), chain)
-        table.pages += (self._take() for _ in range(self.pages_for(max(room, len(tokens))) - len(hits)))
-        table.scratch += (self._take() for _ in range(num_scratch))
+        cached = len(hits) * self.page_size
+        table = PageTable(list(hits), num_cached=cached, num_sealed=len(hits), chain=chain, num_first=len(tokens), checkpoint=cached)
         self._tables[table] = None
+        asleep = self.wide.num_asleep(chain) if self.wide and hits else 0
+        with self.source.reserving(self._needs(self.pages_for(room) - len(hits), num_scratch, room, asleep)):
+            if self.wide is not None and hits:
+                self.wide.restore(chain, table, cached)
+            self._fill(table, room, num_scratch)
+            if self.wide is not None:
+                self.wide.grow(table, cached, room)
         return table
+
+    def can_fork(self, parent: PageTable, num_tokens: int, written: int, num_scratch: int = 0) -> bool:
+        """Whether `fork` would succeed while the parent has `written` tokens, and an `append` of one token after it."""
+        if self.wide is None:
+            return self.source.can_take({self: num_scratch + 1})
+        needs = {self: 1, self.wide: num_scratch + self.wide.tail.num_pages}
+        there = num_tokens >= parent.num_cached and self.wide.tail.covers(written, num_tokens)
+        return there and self.source.can_take(needs)
 
     def fork(self, parent: PageTable, num_tokens: int, num_scratch: int = 0) -> PageTable:
         """A table that shares the parent's pages of its first `num_tokens` positions, with a scratch slab of its own.
 
         Whoever writes into the last of them first copies it. Raises CapacityError, changing nothing.
         """
-        if num_scratch > self.num_available:
-            raise CapacityError(f"kv pool: no room for a fork: {self.num_available} of {self.num_pages} pages left")
-        table = PageTable(parent.pages[: self.pages_for(num_tokens)], num_cached=num_tokens, forked=True)
+        places: list[int] = []
+        if self.wide is not None:
+            tail = self.wide.tail
+            places = tail.places(tail.first_needed(num_tokens), num_tokens)
+        fresh = max(places, default=-1) + 1 - len(places)
+        needs: dict[Pages, int] = {self: num_scratch} if self.wide is None else {self.wide: num_scratch + fresh}
+        if not self.source.can_take(needs):
+            raise self._full("a fork")
+        table = PageTable(parent.pages[: self.pages_for(num_tokens)], num_cached=num_tokens, forked=True, num_first=num_tokens,
+                          checkpoint=num_tokens // self.page_size * self.page_size)
         parent.forked = True
         for page in table.pages:
             self._own(page)
         if parent.num_sealed * self.page_size <= num_tokens:  # else `seal` finds the chain again, from the start
             table.num_sealed, table.chain = parent.num_sealed, parent.chain
         self._tables[table] = None
-        table.scratch += (self._take() for _ in range(num_scratch))
+        with self.source.reserving(needs):
+            if self.wide is not None:
+                self.wide.share(parent, table, places)
+            self._fill(table, 0, num_scratch)
         return table
 
     def can_append(self, table: PageTable, room: int, written: int) -> bool:
         """Whether `append` with the same arguments would succeed."""
-        needed = max(0, self.pages_for(room) - len(table.pages)) + (len(self._shared(table, written)) if table.forked else 0)
-        return needed == 0 or needed <= self.num_available
+        needs = self._growth(table, room, written)
+        return not any(needs.values()) or self.source.can_take(needs)
 
     def append(self, table: PageTable, room: int, written: int) -> None:
         """Grow the table to `room` positions, those from `written` on being its own to write: shared pages there are copied.
 
         Raises CapacityError, changing nothing.
         """
-        if not self.can_append(table, room, written):
-            raise CapacityError(f"kv pool: no room for {room} tokens: {self.num_available} of {self.num_pages} pages left")
-        if table.forked:
-            for i in self._shared(table, written):
-                page = self._take()
-                self._copy(table.pages[i], page)
-                self._release(table.pages[i])
-                table.pages[i] = page
-            table.forked = False  # what lies before is full
-        while len(table.pages) < self.pages_for(room):
-            table.pages.append(self._take())
+        needs = self._growth(table, room, written)
+        if any(needs.values()) and not self.source.can_take(needs):
+            raise self._full(f"{room} tokens")
+        with self.source.reserving(needs):
+            if table.forked:
+                for i in self._shared(table, written):
+                    page = self._take()
+                    if self.wide is None:
+                        self._copy(table.pages[i], page)
+                    self._release(table.pages[i])
+                    table.pages[i] = page
+                table.forked = False  # what lies before is full
+            while len(table.pages) < self.pages_for(room):
+                table.pages.append(self._take())
+            if self.wide is not None:
+                self.wide.grow(table, written, room)
+
+    def prepare(self, table: PageTable, start: int, end: int) -> None:
+        """Positions start .. end - 1, which the table has room for, are about to be written as committed rows. Never fails."""
+        if self.wide is not None:
+            self.wide.grow(table, start, end)
+
+    def chunk(self, start: int, count: int, total: int) -> int:
+        """How many of `count` rows from position `start` on a step is to compute of a prompt of `total` tokens, so that the tail can be
+        kept at its last page boundary and at every multiple of CHECKPOINT_TOKENS."""
+        if self.wide is None or not self.reuse:
+            return count
+        last = total // self.page_size * self.page_size
+        every = range(-(-(start + 1) // CHECKPOINT_TOKENS) * CHECKPOINT_TOKENS, start + count, CHECKPOINT_TOKENS)
+        for boundary in sorted({*every, last}):
+            cut: int = boundary - start
+            if 0 < cut < count and not self.wide.tail.covers(start + count, boundary):
+                return cut
+        return count
 
     def trim(self, table: PageTable, room: int) -> None:
         """Give back the pages beyond `room` positions: those a draft was given and did not need."""
         while len(table.pages) > self.pages_for(room):
             self._release(table.pages.pop())
-
-    def _shared(self, table: PageTable, written: int) -> list[int]:
-        """Places in the table, from position `written` on, of pages that others own or the chains know."""
-        pages = table.pages
-        return [
-            i for i in range(written // self.page_size, len(pages)) if self._owners[pages[i]] > 1 or pages[i] in self._key]
 
     def seal(self, table: PageTable, tokens: Sequence[int], num_written: int) -> None:
         """The first `num_written` of `tokens` are in the pages for good: make the full ones reusable.
@@ -175,117 +200,138 @@ class KvPool:
                 self._next_chain += 1
             table.num_sealed += 1
             table.chain = known[1]
+        if self.wide is not None and table.num_sealed * size > table.checkpoint:
+            self._keep_tail(self.wide, table, num_written)
 
     def free(self, table: PageTable) -> None:
         """Give everything back; sealed pages stay cached until their room is needed. The table is empty afterwards."""
         for page in reversed(table.pages):  # the end of a chain is worth least: it goes first
             self._release(page)
-        for page in table.scratch:
-            self._release(page)
-        table.pages, table.scratch, table.num_sealed, table.chain, table.num_cached, table.forked = [], [], 0, ROOT, 0, False
+        wide = self.wide or self
+        for page in (*table.scratch, *table.tail):
+            wide._release(page)
+        table.clear()
         self._tables.pop(table, None)
-
-    def surrender(self) -> int:
-        """Empty the slab with the fewest owned pages and give it up; `num_spare_slabs` says whether that can be done.
-
-        Its cached pages are forgotten, its owned ones move to free pages elsewhere, or to cached ones, the least recently used first.
-        """
-        slab = min(self.slabs, key=lambda slab: sum(self._owners[page] > 0 for page in self.slabs[slab]))  # fewest copies
-        leaving = self.slabs.pop(slab)
-        self._free = [page for page in self._free if page not in leaving]
-        for page in leaving:
-            if page in self._idle:
-                del self._idle[page]
-                del self._known[self._key.pop(page)]
-        moved = {page: self._move(page) for page in leaving if self._owners[page]}
-        if moved:
-            for table in self._tables:
-                table.pages[:] = [moved.get(page, page) for page in table.pages]
-                table.scratch[:] = [moved.get(page, page) for page in table.scratch]
-        return slab
-
-    def _move(self, page: int) -> int:
-        new = self._free.pop() if self._free else self._evict()
-        self._copy(page, new)
-        self._owners[new], self._owners[page] = self._owners[page], 0
-        if page in self._key:
-            key = self._key[new] = self._key.pop(page)
-            self._known[key] = (new, self._known[key][1])
-        return new
-
-    def free_pages(self) -> list[int]:
-        """Pages of this level's slabs nobody owns and no chain knows; their bytes mean nothing (tests poison them)."""
-        return list(self._free)
 
     def check_integrity(self, tables: Sequence[PageTable]) -> None:
         """free + cached + owned = total, and every page is owned exactly as often as the given tables (all there are) say.
 
         Raises CapacityError, naming the first page that is not.
         """
-        owners = [0] * len(self._owners)
-        for table in tables:
-            for page in (*table.pages, *table.scratch):
-                owners[page] += 1
-        for page, count in enumerate(owners):
-            if count != self._owners[page]:
-                raise CapacityError(f"kv pool: page {page} is in {count} tables but counted {self._owners[page]} times")
-        self._source.check_integrity()
-        held = {page for pages in self.slabs.values() for page in pages}
-        owned = {page for page, count in enumerate(owners) if count}
-        free, idle = set(self._free), set(self._idle)
-        if len(free) != len(self._free) or free & idle or (free | idle) & owned:
-            raise CapacityError("kv pool: a page is in two states at once")
-        if free | idle | owned != held:
-            raise CapacityError(f"kv pool: {len(free)} free + {len(idle)} cached + {len(owned)} owned, expected {len(held)}")
+        self.check_counts(page for table in tables for page in ((*table.pages,) if self.wide else (*table.pages, *table.scratch)))
         if any(table not in self._tables for table in tables if table.pages or table.scratch):
             raise CapacityError("kv pool: a table owns pages and is not known")
-        if any(page not in self._key for page in idle) or any(self._known[key][0] != page for page, key in self._key.items()):
+        if any(page not in self._key for page in self._idle) or any(self._known[key][0] != page for page, key in self._key.items()):
             raise CapacityError("kv pool: a cached page is not known by its tokens")
+        if self.wide is not None:
+            self.wide.check(tables)
+            return
         for table in tables:
             for page in table.scratch:
-                if owners[page] != 1 or page in self._key:
+                if self._owners[page] != 1 or page in self._key:
                     raise CapacityError(f"kv pool: scratch page {page} is shared")
+
+    # --- how much, and of what ---
+
+    def _needs(self, num_pages: int, num_scratch: int, room: int, kept: int = 0) -> dict[Pages, int]:
+        """Pages to take: of the level's own, and wide ones for scratch and the tail of `room` tokens, of which `kept` are there."""
+        if self.wide is None:
+            return {self: num_pages + num_scratch}
+        tail = self.wide.tail
+        return {self: num_pages, self.wide: num_scratch + min(-(-room // tail.page_size), tail.num_pages) - kept}
+
+    def _growth(self, table: PageTable, room: int, written: int) -> dict[Pages, int]:
+        needs: dict[Pages, int] = {
+            self: max(0, self.pages_for(room) - len(table.pages)) + (len(self._shared(table, written)) if table.forked else 0)}
+        if self.wide is not None:
+            needs[self.wide] = self.wide.grow_needs(table, written, room)
+        return needs
+
+    def _fill(self, table: PageTable, room: int, num_scratch: int) -> None:
+        """The pages `_needs` counted."""
+        while len(table.pages) < self.pages_for(room):
+            table.pages.append(self._take())
+        wide = self.wide or self
+        while len(table.scratch) < num_scratch:
+            table.scratch.append(wide._take())
+        while self.wide is not None and len(table.tail) < min(-(-room // self.wide.tail.page_size), self.wide.tail.num_pages):
+            table.tail.append(self.wide._take())
+
+    def _full(self, what: str) -> CapacityError:
+        left = f"{self.num_available} of {self.num_pages} pages left"
+        return CapacityError(f"kv pool: no room for {what}: {left}" + (f", {self.wide.num_available} wide ones" if self.wide else ""))
+
+    def _shared(self, table: PageTable, written: int) -> list[int]:
+        """Places in the table, from position `written` on, of pages that others own or the chains know."""
+        pages = table.pages
+        return [
+            i for i in range(written // self.page_size, len(pages)) if self._owners[pages[i]] > 1 or pages[i] in self._key]
+
+    def _keep_tail(self, wide: WidePages, table: PageTable, num_written: int) -> None:
+        """A checkpoint at the last sealed page, for good if it is one of `chunk`, else until the next one."""
+        boundary, chain = table.num_sealed * self.page_size, table.chain
+        kept = boundary % CHECKPOINT_TOKENS == 0 or boundary == table.num_first // self.page_size * self.page_size
+        if not wide.tail.covers(num_written, boundary) or not (kept or num_written >= table.num_first):
+            return
+        made = wide.checkpoint(chain, table, boundary)
+        if table.rolling != ROOT:
+            wide.drop(table.rolling)
+        table.checkpoint, table.rolling = boundary, chain if made and not kept else ROOT
 
     def _find(self, tokens: Sequence[int]) -> tuple[list[int], int]:
         pages: list[int] = []
-        chain = ROOT
+        chains = [ROOT]
         size = self.page_size
         if not self.reuse or not self._known:
-            return pages, chain
+            return pages, ROOT
         while (start := len(pages) * size) + size < len(tokens):
-            known = self._known.get((chain, tuple(tokens[start : start + size])))
+            known = self._known.get((chains[-1], tuple(tokens[start : start + size])))
             if known is None:
                 break
             pages.append(known[0])
-            chain = known[1]
-        return pages, chain
+            chains.append(known[1])
+        while self.wide is not None and pages and not self.wide.has(chains[-1]):
+            pages.pop()
+            chains.pop()
+        return pages, chains[-1]
 
-    def _own(self, page: int) -> None:
+    # --- what an idle page is ---
+
+    @property
+    def num_idle(self) -> int:
+        return len(self._idle)
+
+    def _is_idle(self, page: int) -> bool:
+        return page in self._idle
+
+    def _rest(self, page: int) -> bool:
+        if page not in self._key:
+            return False
+        self._idle[page] = None
+        return True
+
+    def _wake(self, page: int) -> None:
         self._idle.pop(page, None)
-        self._owners[page] += 1
 
-    def _take(self) -> int:
-        if not self._free:
-            slab = self._source.take_free()
-            if slab is None and not self._idle:
-                slab = self._source.claim(self)
-            if slab is not None:
-                self.slabs[slab] = self._source.pages(slab, self.page_bytes)
-                self._free += reversed(self.slabs[slab])
-        page = self._free.pop() if self._free else self._evict()
-        self._owners[page] = 1
+    def _reclaim(self) -> int:
+        page = next(iter(self._idle))
+        self._forget(page)
         return page
 
-    def _evict(self) -> int:
-        page, _ = self._idle.popitem(last=False)
-        del self._known[self._key.pop(page)]
-        return page
+    def _forget(self, page: int) -> None:
+        del self._idle[page]
+        _, chain = self._known.pop(self._key.pop(page))
+        if self.wide is not None:
+            self.wide.drop(chain)
 
-    def _release(self, page: int) -> None:
-        self._owners[page] -= 1
-        if self._owners[page]:
-            return
+    def _follow(self, page: int, new: int) -> None:
         if page in self._key:
-            self._idle[page] = None
-        else:
-            self._free.append(page)
+            key = self._key[new] = self._key.pop(page)
+            self._known[key] = (new, self._known[key][1])
+
+    def _renamed(self, moved: Mapping[int, int]) -> None:
+        for table in self._tables:
+            table.pages[:] = [moved.get(page, page) for page in table.pages]
+            if self.wide is None:
+                table.scratch[:] = [moved.get(page, page) for page in table.scratch]
+

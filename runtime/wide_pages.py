@@ -1,0 +1,205 @@
+"""The 16-bit pages of a level whose cache format quantises groups: scratch slabs, tails of sequences, and checkpoints of tails.
+
+A grouped format keeps the last tokens of a sequence in 16 bits (law L3): a query at p reads a group of G tokens as quantised once it ends
+at p - R or before, so the tail holds the last R + G tokens. Token j lies at slot j % (R + G), and `PageTable.tail` names the wide page of
+each run of slots. A wide page holds W tokens, W a divisor of R and G: when the first token of a wide page of the ring is committed, nothing
+that the page held before is read any more.
+
+A prefix can be reused up to a page boundary n only together with the tokens from `first_needed(n)` to n in 16 bits: a *checkpoint*, which
+holds the wide pages they lie in. Nothing is copied to make one; a sequence that goes on to write a page some checkpoint holds gets a copy.
+Checkpoints are kept while nobody needs their room, the least recently used goes first.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from mlsdc.runtime.errors import CapacityError
+from mlsdc.runtime.kv_tables import PageTable
+from mlsdc.runtime.pages import CopyPage, Pages, no_copy
+from mlsdc.runtime.slabs import SlabPool
+
+
+@dataclass(frozen=True)
+class Tail:
+    """The ring of a sequence's last tokens in 16 bits: R = `recent`, G = `group`, W = `page_size`, in tokens. Raises CapacityError."""
+
+    recent: int
+    group: int
+    page_size: int
+
+    def __post_init__(self) -> None:
+        if min(self.recent, self.group, self.page_size) < 1 or self.recent % self.page_size or self.group % self.page_size:
+            raise CapacityError(
+                f"kv tail: wide pages of {self.page_size} tokens, expected a divisor of R = {self.recent} and G = {self.group}")
+
+    @property
+    def slots(self) -> int:
+        return self.recent + self.group
+
+    @property
+    def num_pages(self) -> int:
+        return self.slots // self.page_size
+
+    def first_needed(self, length: int) -> int:
+        """The first of `length` committed tokens that a later query may still read in 16 bits."""
+        return max(0, (length - self.recent) // self.group * self.group)
+
+    def covers(self, length: int, boundary: int) -> bool:
+        """Whether the ring of a sequence of `length` tokens still holds what is needed after `boundary` of them."""
+        return boundary <= length and self.first_needed(boundary) >= length - self.slots
+
+    def places(self, start: int, end: int) -> list[int]:
+        """Places in `PageTable.tail` of the positions start .. end - 1."""
+        count = min(-(-end // self.page_size) - start // self.page_size, self.num_pages) if end > start else 0
+        return [(start // self.page_size + i) % self.num_pages for i in range(count)]
+
+
+class WidePages(Pages):
+    """One level's wide pages. Owners are scratch slabs and tails; what checkpoints hold beside that is idle."""
+
+    name = "kv tail pool"
+
+    def __init__(self, slabs: SlabPool, page_bytes: int, tail: Tail, *, copy_page: CopyPage = no_copy) -> None:
+        super().__init__(slabs, page_bytes, copy_page=copy_page)
+        self.tail = tail
+        self.tables: Mapping[PageTable, None] = {}  # those that own pages; the level's KvPool sets it
+        self._checkpoints: OrderedDict[int, tuple[int, ...]] = OrderedDict()  # chain -> wide pages, least recently used first
+        self._held: Counter[int] = Counter()  # checkpoints that hold a page
+        self._num_idle = 0
+
+    # --- checkpoints ---
+
+    def has(self, chain: int) -> bool:
+        return chain in self._checkpoints
+
+    def checkpoint(self, chain: int, table: PageTable, boundary: int) -> bool:
+        """Keep the tail at `boundary`, which the table's ring covers, under its chain. False if it is known already."""
+        if chain in self._checkpoints:
+            self._checkpoints.move_to_end(chain)
+            return False
+        pages = tuple(table.tail[place] for place in self.tail.places(self.tail.first_needed(boundary), boundary))
+        self._checkpoints[chain] = pages
+        self._held.update(pages)
+        return True
+
+    def restore(self, chain: int, table: PageTable, boundary: int) -> None:
+        """Make the checkpoint's pages the tail of a table without one. Those that a table owns already are copied: it may be writing on."""
+        self._checkpoints.move_to_end(chain)
+        places = self.tail.places(self.tail.first_needed(boundary), boundary)
+        kept = dict(zip(places, self._checkpoints[chain], strict=True))
+        shared = {page for page in kept.values() if self._owners[page]}
+        for page in kept.values():
+            self._own(page)  # none of them goes while others are taken
+        table.tail = [kept[place] if place in kept else self._take() for place in range(max(places) + 1)]
+        for place in places:
+            if table.tail[place] in shared:
+                self._own_copy(table, place)
+
+    def share(self, parent: PageTable, table: PageTable, places: Sequence[int]) -> None:
+        """Give a fork the parent's pages at these places of its tail, and fresh ones before them."""
+        for place in places:
+            self._own(parent.tail[place])
+        shared = {place: parent.tail[place] for place in places}
+        table.tail = [shared[place] if place in shared else self._take() for place in range(max(places, default=-1) + 1)]
+
+    def drop(self, chain: int) -> None:
+        """Forget a checkpoint, if there is one."""
+        for page in self._checkpoints.pop(chain, ()):
+            self._held[page] -= 1
+            if not self._held[page]:
+                del self._held[page]
+                if not self._owners[page]:
+                    self._num_idle -= 1
+                    self._free.append(page)
+
+    def num_asleep(self, chain: int) -> int:
+        """Pages of the checkpoint that nobody owns: restoring it takes them from what is available."""
+        return sum(not self._owners[page] for page in self._checkpoints[chain])
+
+    # --- tails ---
+
+    def grow_needs(self, table: PageTable, written: int, room: int) -> int:
+        """Pages that `grow` takes: new ones, and copies of those that other tables share."""
+        new = max(0, min(-(-room // self.tail.page_size), self.tail.num_pages) - len(table.tail))
+        return new + sum(self._owners[table.tail[place]] > 1 for place in self._written(table, written, room))
+
+    def grow(self, table: PageTable, written: int, room: int) -> None:
+        """Make the ring's places of positions `written` .. room - 1 the table's own, copying what others hold."""
+        for place in self._written(table, written, room):
+            page = table.tail[place]
+            if self._owners[page] > 1 or (self._held[page] and self._copyable(page)):
+                self._own_copy(table, place)
+        while len(table.tail) < min(-(-room // self.tail.page_size), self.tail.num_pages):
+            table.tail.append(self._take())
+
+    def _own_copy(self, table: PageTable, place: int) -> None:
+        page = table.tail[place]
+        table.tail[place] = self._take()
+        self._copy(page, table.tail[place])
+        self._release(page)
+
+    def _written(self, table: PageTable, written: int, room: int) -> list[int]:
+        return [place for place in self.tail.places(written, room) if place < len(table.tail)]
+
+    def _copyable(self, page: int) -> bool:
+        """Whether there is a page for a copy of one that checkpoints alone share; if not, they are dropped and it is the table's."""
+        if self.source.can_spare(self):
+            return True
+        for chain in [chain for chain, pages in self._checkpoints.items() if page in pages]:
+            self.drop(chain)
+        return False
+
+    # --- what an idle page is ---
+
+    @property
+    def num_idle(self) -> int:
+        return self._num_idle
+
+    def _is_idle(self, page: int) -> bool:
+        return self._held[page] > 0 and not self._owners[page]
+
+    def _rest(self, page: int) -> bool:
+        if not self._held[page]:
+            return False
+        self._num_idle += 1
+        return True
+
+    def _wake(self, page: int) -> None:
+        if self._is_idle(page):
+            self._num_idle -= 1
+
+    def _reclaim(self) -> int:
+        while not self._free:
+            self.drop(next(iter(self._checkpoints)))
+        return self._free.pop()
+
+    def _forget(self, page: int) -> None:
+        for chain in [chain for chain, pages in self._checkpoints.items() if page in pages]:
+            self.drop(chain)
+
+    def _follow(self, page: int, new: int) -> None:
+        if count := self._held.pop(page, 0):
+            self._held[new] = count
+            for chain, pages in self._checkpoints.items():
+                self._checkpoints[chain] = tuple(new if held == page else held for held in pages)
+
+    def _renamed(self, moved: Mapping[int, int]) -> None:
+        for table in self.tables:
+            table.tail[:] = [moved.get(page, page) for page in table.tail]
+            table.scratch[:] = [moved.get(page, page) for page in table.scratch]
+
+    def check(self, tables: Sequence[PageTable]) -> None:
+        """Every page is free, idle or owned as the tables (all there are) say, and held as the checkpoints say. Raises CapacityError."""
+        self.check_counts(page for table in tables for page in (*table.tail, *table.scratch))
+        held = Counter(page for pages in self._checkpoints.values() for page in pages)
+        if held != self._held:
+            raise CapacityError(f"{self.name}: checkpoints hold {sum(held.values())} pages, counted {sum(self._held.values())}")
+        for table in tables:
+            if len(table.tail) > self.tail.num_pages:
+                raise CapacityError(f"{self.name}: a tail of {len(table.tail)} pages, expected at most {self.tail.num_pages}")
+            for page in table.scratch:
+                if self._owners[page] != 1 or self._held[page]:
+                    raise CapacityError(f"{self.name}: scratch page {page} is shared")
