@@ -8,14 +8,19 @@ from collections.abc import Iterator
 
 from mlsdc.runtime.artifact import Artifact
 from mlsdc.runtime.errors import MlsdcError
+from mlsdc.runtime.kv_format import KvGeometry
 from mlsdc.runtime.manifest import LevelInfo, TargetInfo
+from mlsdc.runtime.memory_plan import LevelPlan, effective_bits, plan_artifact
 from mlsdc.runtime.program import ProgramSpec
+
+CONTEXTS = (512, 1024, 2048, 4096, 8192, 16384, 32768, 65536)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("artifact")
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--json", action="store_true", help="the manifest")
+    what.add_argument("--kv", action="store_true", help="pages and bytes per token of every level, memory, and how many sequences fit")
     what.add_argument("--kernels", action="store_true", help="every kernel: what it was checked by, its source, its arguments")
     what.add_argument("--program", metavar="LEVEL.NAME", help="every launch of a program, e.g. target.forward")
     what.add_argument("--graph", metavar="LEVEL", help="the level's final graph, as text")
@@ -31,7 +36,8 @@ def main(args: argparse.Namespace) -> int:
     elif args.graph:
         print(artifact.path(f"graph/{args.graph}.ir").read_text(encoding="utf-8"), end="")
     else:
-        lines = kernels(artifact) if args.kernels else launches(artifact, args.program) if args.program else summary(artifact)
+        lines = kernels(artifact) if args.kernels else launches(artifact, args.program) if args.program else \
+            memory(artifact) if args.kv else summary(artifact)
         for line in lines:
             print(line)
     return 0
@@ -66,6 +72,53 @@ def _level(artifact: Artifact, level: LevelInfo) -> Iterator[str]:
         kv = level.kv
         yield f"  kv       {kv.format}: {kv.num_layers} layers x {kv.num_kv_heads} heads x {kv.head_dim}; page of {kv.page_size} tokens, " \
               f"{size(kv.page_bytes)}; {kv.bytes_per_token:.0f} bytes a token"
+
+
+def memory(artifact: Artifact) -> Iterator[str]:
+    """The memory plan, target by target: the table, each level's page, and what contexts cost."""
+    for target in artifact.manifest.targets:
+        plan = plan_artifact(artifact, target)
+        most = plan.limits.max_model_len
+        yield f"{artifact.root.name} on {target.name}"
+        yield from plan.table()
+        for level in plan.levels:
+            if level.kv is not None:
+                yield from _pages(level, plan.sequence_bytes(most))
+        yield ""
+        contexts = [context for context in CONTEXTS if context < most] + [most]
+        yield f"{'context':>10} {'bytes':>14} {'of these drafts':>16} {'bits/element':>13} {'at once, drafting':>18} {'without':>8}"
+        for context in contexts:
+            whole, plain = plan.sequence_bytes(context), plan.sequence_bytes(context, drafts=False)
+            kv = plan.levels[-1].kv
+            bits = f"{effective_bits(kv, context):.2f}" if kv else ""
+            users, plain_users = plan.users(context), plan.users(context, drafts=False)
+            yield f"{context:10,} {whole:14,} {whole - plain:16,} {bits:>13} {users:18,} {plain_users:8,}"
+        yield f"{'':10} at once: what the pool holds; a step serves at most {plan.limits.max_num_seqs} (limits.max_num_seqs)"
+
+
+def _pages(level: LevelPlan, sequence_bytes: int) -> Iterator[str]:
+    """A level's page: what lies where in it, and what it costs."""
+    kv = level.kv
+    assert kv is not None
+    share = level.sequence_bytes(level.max_model_len) / sequence_bytes
+    yield ""
+    yield f"{level.name}: {kv.format}, page of {kv.page_size} tokens, {kv.page_bytes:,} bytes; {kv.bytes_per_token:,.0f} bytes a token; " \
+          f"{share:.0%} of a full sequence"
+    for layers, first in _alike(kv):
+        k, v, head = kv.layer_bytes(first)
+        kinds = kv.layer_format(first)
+        yield f"  {layers}: {kinds.name}, {kv.num_kv_heads} heads x (keys {k:,} + values {v:,}) bytes, a head every {head:,}, " \
+              f"from byte {kv.k_offset(first, 0):,}"
+    yield f"  {level.scratch_pages} scratch page{'s' if level.scratch_pages != 1 else ''} for the drafted rows of a sequence"
+
+
+def _alike(kv: KvGeometry) -> Iterator[tuple[str, int]]:
+    """Runs of layers of one format: how a person names them, and the first."""
+    start = 0
+    for layer in range(1, kv.num_layers + 1):
+        if layer == kv.num_layers or kv.layer_format(layer).name != kv.layer_format(start).name:
+            yield f"layer {start}" if layer == start + 1 else f"layers {start} to {layer - 1}", start
+            start = layer
 
 
 def _programs(artifact: Artifact, level: LevelInfo, target: TargetInfo) -> dict[str, ProgramSpec]:
