@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path, PurePosixPath
 
@@ -105,10 +106,16 @@ class Artifact:
     def pick_target(self, device: str = "auto", features: frozenset[str] | None = None) -> TargetInfo:
         """The first target in the manifest (the compiler puts the best first) that this machine can run.
 
-        `device` is a kind (`cpu`), a target's name, or `auto`. Raises ArtifactError that says what it was built for and what is missing.
+        `device` is a kind (`cpu`), a target's name, `interpret` (a GPU's target on Triton's interpreter), or `auto`. Raises ArtifactError
+        that says what it was built for and what is missing.
         """
         features = cpu_features() if features is None else features
         targets = self.manifest.targets
+        if device == "interpret":
+            targets = tuple(replace(target, device="interpret") for target in targets if target.device == "cuda")
+            if targets:
+                return targets[0]
+            raise ArtifactError(f"{self.root.name}: has no target for a GPU to interpret: run `mlsdc compile ... --target h100`")
         wanted = [t for t in targets if device in ("auto", t.device, t.name)]
         if not wanted:
             built = ", ".join(f"{t.name} ({t.device})" for t in targets) or "nothing"

@@ -45,7 +45,7 @@ def sample_lowering(logits: Tap, vocab_size: int, limits: Limits, base: int) -> 
     calls = (
         call("sample_edit", 1, [
             x, best, *row, *sampling, *step(
-                "choices", "positions", "tokens", "ancestors", "seq_row", "bias_ids", "bias", "ban_ids", "seen_ids", "seen_counts",
+                "choices", "positions", "tokens", "ancestors", "seq_row", "bias_ids", "bias", "ban_ids", "seen_ids", "seen_counts", "masks",
                 ancestors="i64", bias="f32"), edited]),
         call("sample_bound", 1, [x, best, *cut, *row, *sampling, edited]),
         call("sample_part", parts, [x, best, *cut, *scores, *row, *sampling, *step("positions"), edited]),

@@ -63,6 +63,8 @@ def encode(values: Array, dtype: Any) -> Handle:
 def dot(a: Array, b: Array, start: Array) -> Array:
     """start + a b, products added in order of k in the type of `start`."""
     total = np.array(start)
+    if total.dtype == np.int32:  # exact in any order
+        return np.asarray((a.astype(np.float64) @ b.astype(np.float64)).astype(np.int32) + total)
     a, b = a.astype(total.dtype), b.astype(total.dtype)
     for k in range(a.shape[-1]):
         total += a[..., :, k, None] * b[..., k, None, :]
@@ -121,12 +123,17 @@ def backwards(grid: int) -> Iterator[None]:
 
 def launch(source: Path, entry: str, grid: int, args: Sequence[Array | int | float], *, reverse: bool = False) -> None:
     """Run a generated kernel over its 1-D grid, one program after the other. Arrays are passed as they lie and written in place."""
+    interpret(load_source(source, entry), grid, [as_torch(arg) if isinstance(arg, np.ndarray) else arg for arg in args], reverse=reverse)
+
+
+def interpret(kernel: Any, grid: int, args: Sequence[torch.Tensor | int | float], *, reverse: bool = False) -> None:
+    """Run a loaded kernel, as `launch` does."""
     if os.environ.get("TRITON_INTERPRET") != "1":
         raise CompileError("the Triton interpreter needs TRITON_INTERPRET=1 in the environment before triton is imported")
     patch()
-    kernel = load_source(source, entry)
     with np.errstate(all="ignore"), backwards(grid) if reverse else nullcontext():
-        kernel[(grid,)](*(as_torch(arg) if isinstance(arg, np.ndarray) else arg for arg in args))
+        if grid:
+            kernel[(grid,)](*args)
 
 
 def as_torch(array: Array) -> torch.Tensor:

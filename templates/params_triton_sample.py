@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from mlsdc.runtime.sampling import record
-from mlsdc.runtime.step import LOGPROB_COLUMNS, MAX_BANS, MAX_BIAS, SAMPLING_WORDS
+from mlsdc.runtime.step import LOGPROB_COLUMNS, MAX_BANS, MAX_BIAS, SAMPLING_WORDS, mask_words
 from mlsdc.templates.params_triton import digest, power_of_two
 from mlsdc.templates.params_triton_rows import PART
 
@@ -31,6 +31,10 @@ class Sample:
     @property
     def key(self) -> str:
         return f"{self.template}_n{self.n}_of{self.limit}_{digest(self)}"
+
+    @property
+    def mask_words(self) -> int:
+        return mask_words(self.limit)
 
     @property
     def parts(self) -> int:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 KINDS: Mapping[str, str] = {
     "cpu": "mlsdc.runtime.device.cpu:CpuDevice",
+    "interpret": "mlsdc.targets.interpret:InterpretDevice",  # of the compiler's install, for tests: GPU kernels on a CPU
 }
 
 

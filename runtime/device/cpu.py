@@ -20,11 +20,12 @@ import numpy as np
 
 from mlsdc.runtime.artifact import Artifact
 from mlsdc.runtime.device.base import BoundProgram, Device, LevelMemory
+from mlsdc.runtime.device.binding import level_info, step_buffers, weight_tensors
 from mlsdc.runtime.errors import ArtifactError, DeviceError
 from mlsdc.runtime.kv_format import KvGeometry
-from mlsdc.runtime.manifest import LevelInfo, TargetInfo
+from mlsdc.runtime.manifest import TargetInfo
 from mlsdc.runtime.program import ArenaArg, Arg, FloatArg, InputArg, IntArg, Launch, PoolArg, ProgramSpec, WeightArg
-from mlsdc.runtime.step import Array, Header, StepBuffers, aligned, mask_words
+from mlsdc.runtime.step import Array, Header, aligned
 
 ENTRY = "__tvm_ffi_"
 POOL_WORDS, ERROR, THREADS = 64, 19, 48
@@ -32,7 +33,6 @@ LAUNCH_WORDS = 8
 INT, FLOAT, POINTER = 1, 3, 4  # tvm-ffi type indices
 HUGE_PAGE = 2 << 20
 MAX_THREADS = 256
-NO_PAGES = 32  # page size of a level that has none
 
 
 def import_tvm_ffi() -> Any:
@@ -139,30 +139,18 @@ class CpuLevel(LevelMemory):
     """Weights (memory-mapped), page pool, step buffers and one arena that all programs of the level share."""
 
     def __init__(self, device: CpuDevice, level: str, num_pages: int) -> None:
-        manifest = device.artifact.manifest
-        info = next(x for x in manifest.levels if x.name == level)
-        if info.kv is None and info is manifest.target_level:
-            raise ArtifactError(f"level '{level}' has no KV geometry; compile again")
+        info = level_info(device.artifact, level)
         self.device = device
         self.num_pages = num_pages
         specs = device.artifact.programs(level, device.target)
-        widths = dict(info.params.get("widths") or {})
-        if any(arg == InputArg("masks") for spec in specs.values() for launch in spec.launches for arg in launch.args):
-            widths["masks"] = mask_words(manifest.model.vocab_size)
-        self.buffers = StepBuffers(manifest.limits, info.kv.page_size if info.kv else NO_PAGES, widths)
+        self.buffers = step_buffers(device.artifact, info, specs)
         self.pool = device.kv_pool(num_pages * info.kv.page_bytes) if info.kv else np.zeros(0, np.uint8)
         if info.kv is not None:
             self.geometry: KvGeometry = info.kv
-        file = device.artifact.weights(level)
-        self.weights: Mapping[str, Array] = {name: file.tensor(name) for name in file.tensors} | self._lent(info)
+            self.page_bytes = info.kv.page_bytes
+        self.weights: Mapping[str, Array] = weight_tensors(device.artifact, info)
         self.arena = big_array(max(spec.arena_bytes for spec in specs.values()))
         self.programs: dict[str, BoundProgram] = {name: CpuProgram(self, spec) for name, spec in specs.items()}
-
-    def _lent(self, info: LevelInfo) -> dict[str, Array]:
-        """Tensors that lie in the target's file."""
-        shared = info.params.get("shared") or {}
-        file = self.device.artifact.weights(self.device.artifact.manifest.target_level.name) if shared else None
-        return {name: file.tensor(of) for name, of in shared.items()} if file else {}
 
     def read_page(self, page: int) -> Array:
         return self._page(page).copy()

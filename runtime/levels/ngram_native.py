@@ -38,10 +38,13 @@ class NativeNgramLevel(NgramLevel):
         self.sizes = self.counts.slots, self.counts.order if counts else -1
 
     @classmethod
-    def load(cls, info: LevelInfo, index: int, functions: Functions, artifact: Artifact) -> NativeNgramLevel:
-        """The level with the artifact's static counts, if it has some. Raises ArtifactError."""
+    def load(cls, info: LevelInfo, index: int, functions: Functions, artifact: Artifact) -> NgramLevel:
+        """The level with the artifact's static counts, if any; in Python where the target has no host code. Raises ArtifactError."""
         file = info.params.get("counts")
-        return cls(info, index, functions, Counts.open(artifact.path(str(file)), artifact.manifest.model.vocab_size) if file else None)
+        counts = Counts.open(artifact.path(str(file)), artifact.manifest.model.vocab_size) if file else None
+        python = NgramLevel(info, index, counts)
+        hosted = any(functions(f"{name}_order{python.order}") for name in NAMES)
+        return cls(info, index, functions, counts) if hosted else python
 
     def _found(self, functions: Functions, name: str) -> NativeFunction:
         function = functions(f"{name}_order{self.order}")

@@ -1,0 +1,41 @@
+"""What any device needs to bind a level of an artifact: its step buffers, and its weights by name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from mlsdc.runtime.artifact import Artifact
+from mlsdc.runtime.errors import ArtifactError
+from mlsdc.runtime.manifest import LevelInfo
+from mlsdc.runtime.program import InputArg, ProgramSpec
+from mlsdc.runtime.step import Array, StepBuffers, mask_words
+
+NO_PAGES = 32  # page size of a level that has none
+
+
+def level_info(artifact: Artifact, level: str) -> LevelInfo:
+    """Raises ArtifactError if the target level has no KV geometry."""
+    manifest = artifact.manifest
+    info = next(x for x in manifest.levels if x.name == level)
+    if info.kv is None and info is manifest.target_level:
+        raise ArtifactError(f"level '{level}' has no KV geometry; compile again")
+    return info
+
+
+def step_buffers(artifact: Artifact, info: LevelInfo, specs: Mapping[str, ProgramSpec]) -> StepBuffers:
+    """The level's step buffers in host memory, as wide as its programs read them."""
+    widths = dict(info.params.get("widths") or {})
+    if any(arg == InputArg("masks") for spec in specs.values() for launch in spec.launches for arg in launch.args):
+        widths["masks"] = mask_words(artifact.manifest.model.vocab_size)
+    return StepBuffers(artifact.manifest.limits, info.kv.page_size if info.kv else NO_PAGES, widths)
+
+
+def weight_tensors(artifact: Artifact, info: LevelInfo) -> dict[str, Array]:
+    """Memory-mapped tensors by name: the level's own file, and what lies in the target's."""
+    file = artifact.weights(info.name)
+    found = {name: file.tensor(name) for name in file.tensors}
+    shared = info.params.get("shared") or {}
+    if shared:
+        lender = artifact.weights(artifact.manifest.target_level.name)
+        found |= {name: lender.tensor(of) for name, of in shared.items()}
+    return found

@@ -1,0 +1,37 @@
+"""The tiny model's artifacts for a GPU and for this CPU, compiled once for all workers. No GPU is needed, and none is used."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.gpu.tiny import config, write_model
+from tests.once import once
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return once(tmp_path_factory, "gpu-tiny-model", write_model)
+
+
+@pytest.fixture(scope="session")
+def tiny_gpu(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Path:
+    """For h100 and a100; read only."""
+    pytest.importorskip("triton", reason="triton is not installed (pip install mlsdc[nvidia])")
+    from mlsdc.compiler import compile_model
+
+    def make(folder: Path) -> None:
+        compile_model(config(tiny_model, "h100,a100"), folder / "tiny.mlsdc")
+
+    return once(tmp_path_factory, "gpu-tiny", make) / "tiny.mlsdc"
+
+
+@pytest.fixture(scope="session")
+def tiny_cpu(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Path:
+    from mlsdc.compiler import compile_model
+
+    def make(folder: Path) -> None:
+        compile_model(config(tiny_model, "cpu-native"), folder / "tiny.mlsdc")
+
+    return once(tmp_path_factory, "gpu-tiny-cpu", make) / "tiny.mlsdc"
