@@ -1,8 +1,7 @@
-"""A whole model through its GPU program: device `interpret` says what the CPU says, token by token, with trees, prompts in chunks and sampling."""
+"""A whole model through its GPU program: device `interpret` says what the CPU says, with trees, prompts in chunks and sampling."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -58,10 +57,10 @@ def cpu(tiny_cpu: Path) -> Said:
 
 
 @pytest.fixture(scope="module")
-def gpu(tiny_gpu: Path, cpu: Said) -> Iterator[Said]:
+def gpu(tiny_gpu: Path, cpu: Said) -> Said:
     """Drafts are random trees that are right about half of the time, so that accepted nodes are committed from the middle of trees."""
     known = Known([prompt + text for prompt, text in zip(PROMPTS, cpu.texts, strict=True)], VOCAB)
-    yield with_level(tiny_gpu, known.level("trees"), device="interpret")
+    return with_level(tiny_gpu, known.level("trees"), device="interpret")
 
 
 def test_texts_are_the_cpus(gpu: Said, cpu: Said) -> None:
