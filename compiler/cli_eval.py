@@ -52,7 +52,7 @@ def main(args: argparse.Namespace) -> int:
     given = [Artifact.open(path) for path in args.artifacts]
     check_window(given, args.window)
     with ExitStack() as stack:
-        folder = args.keep or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="mlsdc-eval-")))
+        folder = made(args.keep) if args.keep else Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="mlsdc-eval-")))
         paths = list(compiled(given, list(wanted_formats(args.kv)), folder, args.model))
         scored = [stack.enter_context(closing(Scored(path, name=name, threads=args.threads))) for name, path in paths]
         reference, others = scored[0], scored[1:]
@@ -74,6 +74,14 @@ def main(args: argparse.Namespace) -> int:
         print(", ".join(f"{name} {value}" for name, value in what.items() if name != "reference"))
         print("\n".join(table(found)))
     return 0
+
+
+def made(folder: Path) -> Path:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise MlsdcError(f"--keep: {folder} cannot be made: {error.strerror}") from None
+    return folder
 
 
 def read_text(name: str | None) -> str:
@@ -132,7 +140,7 @@ def compile_sibling(artifact: Artifact, kv: Any, folder: Path, model: str | None
     from mlsdc.compiler.cli_compile import compile_or_fetch
     from mlsdc.compiler.config_record import read_record
 
-    config = read_record(artifact, model=model, changes={"kv": kv})
+    config = read_record(artifact, model=model, changes={"kv": kv}, cascade=False)
     output = folder / f"{show(kv).replace(' ', '-').replace('/', '-')}.mlsdc"
     compile_or_fetch(config, output)
     return output

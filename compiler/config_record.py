@@ -17,19 +17,30 @@ from mlsdc.compiler.errors import CompileError
 from mlsdc.runtime.artifact import Artifact
 
 NAME = "config.json"
+PATHS = ("model", "counts", "heads")  # keys whose values are files or folders of the machine that compiled
 
 
 def config_json(config: Config, label: str) -> str:
     """The config as text; `label` is the source's name for itself (`package:...`, or a file's own name)."""
-    raw = dataclasses.asdict(config)
+    raw = named(dataclasses.asdict(config))
     for private in ("where", "folder"):
         del raw[private]
     raw["target"]["model"] = label
     return json.dumps(raw, indent=1, sort_keys=True) + "\n"
 
 
-def read_record(artifact: Artifact, *, model: str | None = None, changes: dict[str, Any] | None = None) -> Config:
+def named(value: Any) -> Any:
+    """The same with every path to a file or folder replaced by its last part."""
+    if isinstance(value, dict):
+        return {key: Path(part).name if key in PATHS and part and not part.startswith(PACKAGE) else named(part)
+                for key, part in value.items()}
+    return [named(part) for part in value] if isinstance(value, list | tuple) else value
+
+
+def read_record(artifact: Artifact, *, model: str | None = None, changes: dict[str, Any] | None = None, cascade: bool = True) -> Config:
     """The config an artifact was compiled from. `model` says where its checkpoint lies, `changes` replace keys of `target`.
+
+    Without `cascade`: of the target alone, whose figures the levels below never change.
 
     Raises CompileError for an artifact without one, or whose model cannot be found without `model`; ConfigError for bad changes.
     """
@@ -41,4 +52,6 @@ def read_record(artifact: Artifact, *, model: str | None = None, changes: dict[s
     if model is None and not label.startswith(PACKAGE):
         raise CompileError(f"{where}: the model was the file or folder '{label}': say where it lies with --model PATH")
     raw["target"] |= {"model": model or label, **(changes or {})}
+    if not cascade:
+        raw["cascade"] = []
     return parse_config(raw, where, Path("."))

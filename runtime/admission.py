@@ -65,7 +65,7 @@ class Admission:
             raise RequestError(f"stop_token_ids: {len(stops)} end tokens in all, at most {MAX_BANS}")
         budget = self.draft_budget(params)
         needed = self.scheduler.pages_needed(max_length, budget)
-        if needed > self.scheduler.pool.num_pages:
+        if not self.scheduler.ever_fits(max_length, budget):
             raise RequestError(
                 f"prompt and max_tokens: up to {max_length} tokens need {needed} KV pages, the pool has {self.scheduler.pool.num_pages}: "
                 "ask for fewer tokens or give Engine.load a larger pool")

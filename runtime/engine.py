@@ -22,8 +22,9 @@ from mlsdc.runtime.drafting import Drafting
 from mlsdc.runtime.errors import CapacityError, DeviceError, RequestError
 from mlsdc.runtime.grammar import GrammarCompiler, fill_masks, fit_drafts
 from mlsdc.runtime.kv_pool import KvPool
+from mlsdc.runtime.level_pages import level_pool
 from mlsdc.runtime.levels.base import Level
-from mlsdc.runtime.manifest import Manifest
+from mlsdc.runtime.manifest import LevelInfo, Manifest
 from mlsdc.runtime.memory_plan import load_plan
 from mlsdc.runtime.request import Delta, Request, Result, StepItem, TokenLogprobs
 from mlsdc.runtime.sampling.record import RecordWriter
@@ -51,7 +52,8 @@ class Engine:
         self.manifest = manifest
         self.device = device
         self.tokenizer = tokenizer
-        self.pool = KvPool.alone(memory.num_pages, memory.buffers.page_size, copy_page=self._copy_page)
+        self.pool = level_pool(slabs, memory) if slabs else KvPool.alone(
+            memory.num_pages, memory.buffers.page_size, copy_page=memory.copy_page)
         self.scheduler = Scheduler(manifest.limits, self.pool, manifest.plan.draft_tokens + 1)
         self.drafting = Drafting(manifest, levels)
         masked = memory.buffers.masks.shape[1] > 0
@@ -221,9 +223,6 @@ class Engine:
                 self._end(request)
                 with self._news:
                     request.publish()
-
-    def _copy_page(self, source: int, target: int) -> None:
-        self._memory.write_page(target, self._memory.read_page(source))
 
     def _end(self, request: Request) -> None:
         self.scheduler.remove(request)
@@ -421,13 +420,8 @@ class Engine:
 
 def _bind(level: Level, device: Device, info: LevelInfo, target: LevelMemory, slabs: SlabPool) -> None:
     """Give a drafting level its programs, and pages of its own from the slabs all levels share. Its prefixes are not reused."""
-    kv = info.kv
-    memory = device.load_level(info.name, slabs.num_slabs * slabs.slab_bytes // kv.page_bytes if kv else 0)
-    pool = None
-    if kv is not None:
-        pool = KvPool(slabs, kv.page_size, kv.page_bytes, reuse=False,
-                      copy_page=lambda source, to: memory.write_page(to, memory.read_page(source)))
-    level.bind(memory, target, pool)
+    memory = device.load_level(info.name, slabs.num_slabs * slabs.slab_bytes // info.kv.page_bytes if info.kv else 0)
+    level.bind(memory, target, level_pool(slabs, memory, reuse=False) if info.kv else None)
 
 
 def _as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

@@ -97,25 +97,23 @@ class KvPool(Pages):
                 self.wide.grow(table, cached, room)
         return table
 
+    def can_share(self, parent: PageTable, num_tokens: int, written: int) -> bool:
+        """Whether the first `num_tokens` positions of a parent that has `written` tokens can still be read by a fork."""
+        return self.wide is None or (num_tokens >= parent.num_cached and self.wide.tail.covers(written, num_tokens))
+
     def can_fork(self, parent: PageTable, num_tokens: int, written: int, num_scratch: int = 0) -> bool:
         """Whether `fork` would succeed while the parent has `written` tokens, and an `append` of one token after it."""
         if self.wide is None:
             return self.source.can_take({self: num_scratch + 1})
         needs = {self: 1, self.wide: num_scratch + self.wide.tail.num_pages}
-        there = num_tokens >= parent.num_cached and self.wide.tail.covers(written, num_tokens)
-        return there and self.source.can_take(needs)
+        return self.can_share(parent, num_tokens, written) and self.source.can_take(needs)
 
     def fork(self, parent: PageTable, num_tokens: int, num_scratch: int = 0) -> PageTable:
         """A table that shares the parent's pages of its first `num_tokens` positions, with a scratch slab of its own.
 
         Whoever writes into the last of them first copies it. Raises CapacityError, changing nothing.
         """
-        places: list[int] = []
-        if self.wide is not None:
-            tail = self.wide.tail
-            places = tail.places(tail.first_needed(num_tokens), num_tokens)
-        fresh = max(places, default=-1) + 1 - len(places)
-        needs: dict[Pages, int] = {self: num_scratch} if self.wide is None else {self.wide: num_scratch + fresh}
+        needs = self._needs(0, num_scratch, num_tokens)
         if not self.source.can_take(needs):
             raise self._full("a fork")
         table = PageTable(parent.pages[: self.pages_for(num_tokens)], num_cached=num_tokens, forked=True, num_first=num_tokens,
@@ -127,9 +125,9 @@ class KvPool(Pages):
             table.num_sealed, table.chain = parent.num_sealed, parent.chain
         self._tables[table] = None
         with self.source.reserving(needs):
+            self._fill(table, num_tokens, num_scratch)
             if self.wide is not None:
-                self.wide.share(parent, table, places)
-            self._fill(table, 0, num_scratch)
+                self.wide.copy_tail(parent, table, num_tokens)
         return table
 
     def can_append(self, table: PageTable, room: int, written: int) -> bool:
@@ -244,7 +242,7 @@ class KvPool(Pages):
         needs: dict[Pages, int] = {
             self: max(0, self.pages_for(room) - len(table.pages)) + (len(self._shared(table, written)) if table.forked else 0)}
         if self.wide is not None:
-            needs[self.wide] = self.wide.grow_needs(table, written, room)
+            needs[self.wide] = self.wide.grow_needs(table, room)
         return needs
 
     def _fill(self, table: PageTable, room: int, num_scratch: int) -> None:

@@ -75,9 +75,9 @@ class MemoryPlan:
 
     @property
     def num_pages(self) -> int:
-        """Of the target's, if it had the whole pool."""
+        """Pages of the target's that cover all slabs: what a device must have room for."""
         kv = self.levels[-1].kv
-        return self.pool_bytes // kv.page_bytes if kv else 0
+        return -(-self.num_slabs * self.slab_bytes // kv.page_bytes) if kv else 0
 
     @property
     def page_bytes(self) -> tuple[int, ...]:

@@ -194,7 +194,7 @@ class Request:
 class StepItem:
     """What one sequence does in one step. `rows` committed rows, or the last committed token and `tree`."""
 
-    __slots__ = ("budget", "decodes", "out", "outs", "request", "rows", "tree")
+    __slots__ = ("budget", "decodes", "out", "outs", "request", "rows", "seq", "tree")
 
     def __init__(self, request: Request, rows: int, *, decodes: bool) -> None:
         self.request = request
@@ -202,6 +202,7 @@ class StepItem:
         self.decodes = decodes  # only the last committed token is left to compute: this is a step of the statistics
         self.budget = 0  # nodes it may draft; 0 unless it decodes
         self.tree: Tree = EMPTY
+        self.seq = -1  # its place in the step
         self.out = -1  # its first entry in `choices`
         self.outs = 0  # how many entries it has; the last 1 + len(tree) of them are choices it may follow, if it wants one
 

@@ -47,6 +47,10 @@ class Scheduler:
         """Pages a sequence owns at most. The keys of its very last token are never needed."""
         return self.pool.pages_for(max_length - 1) + self._scratch(budget)
 
+    def ever_fits(self, max_length: int, budget: int) -> bool:
+        """Whether a sequence can be served at all, if it has the pool to itself."""
+        return self.pool.can_ever_hold(max_length - 1, self._scratch(budget))
+
     def add(self, request: Request) -> None:
         insort(self.waiting, request, key=Request.turn)
 
@@ -136,7 +140,11 @@ class Scheduler:
             count = min(count, outs)
         elif count == left and outs == 0:
             count -= 1
-        return StepItem(request, count, decodes=False) if count > 0 else None
+        if count <= 0:
+            return None
+        count = self.pool.chunk(request.num_computed, count, len(request.tokens))
+        self.pool.prepare(request.table, request.num_computed, request.num_computed + count)
+        return StepItem(request, count, decodes=False)
 
     def _make_way(self) -> None:
         """Preempt the last in line while the first waiting request is of a better priority and has no place."""
@@ -148,8 +156,9 @@ class Scheduler:
     def _can_admit(self, request: Request) -> bool:
         if len(self.running) >= self.max_running:
             return False
-        if self._forkable(request) is not None:
-            return self._scratch(request.budget) + 1 <= self.pool.num_available  # one to write: a new page, or the last shared one's copy
+        parent = self._forkable(request)
+        if parent is not None:
+            return self.pool.can_fork(parent.table, request.num_prompt - 1, parent.num_computed, self._scratch(request.budget))
         return self.pool.can_allocate(self._reusable(request), self._first_room(request), self._scratch(request.budget))
 
     def _admit(self, request: Request) -> bool:
@@ -177,7 +186,8 @@ class Scheduler:
         parent = request.parent
         if parent is None or parent not in self.running or len(request.tokens) > request.num_prompt:
             return None
-        return parent if parent.num_computed >= request.num_prompt - 1 else None
+        shared = request.num_prompt - 1
+        return parent if parent.num_computed >= shared and self.pool.can_share(parent.table, shared, parent.num_computed) else None
 
     def _first_room(self, request: Request) -> int:
         return max(len(request.tokens), min(len(request.tokens) + 1, request.max_length - 1))
@@ -201,7 +211,7 @@ class Scheduler:
         return request
 
     def _scratch(self, budget: int) -> int:
-        return self.limits.scratch_pages(self.pool.page_size) if budget else 0
+        return self.limits.scratch_pages(self.pool.scratch_page_size) if budget else 0
 
 
 def _max_running(limits: Limits) -> int:

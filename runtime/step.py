@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mlsdc.runtime.errors import CapacityError
+from mlsdc.runtime.kv_tail import Tail
 
 Array = npt.NDArray[Any]
 SCRATCH_SLOTS = 64
@@ -40,6 +41,7 @@ class Header(enum.IntEnum):
     OUT = 2
     COMMITS = 3
     WORK = 4
+    GROUPS = 5
 
 
 @dataclass(frozen=True)
@@ -79,6 +81,7 @@ INPUTS: dict[str, tuple[str, str]] = {
     "seq_rows": ("i4", "seqs"),  # how many rows it has
     "page_table": ("i4", "seqs x pages_per_seq"),  # page of positions page_size * i ..
     "scratch_table": ("i4", "seqs x scratch_pages"),  # page of slots page_size * i ..; unused by prefilled sequences
+    "tail_table": ("i4", "seqs x tail"),  # of a grouped format: the wide page of each run of slots of the ring (runtime/kv_tail.py)
     "out_rows": ("i4", "out"),  # rows that want logits and a choice
     "choices": ("i4", "out"),  # result: the target's choice for each of them
     "sampling": ("f8", "seqs x sampling"),  # how each sequence's rows choose, read by `sample` only
@@ -93,6 +96,9 @@ INPUTS: dict[str, tuple[str, str]] = {
     "logprobs": ("f4", "out x logprobs"),  # result: log probabilities by the raw logits
     "commit_src": ("i4", "commits"),  # token slots to copy: page * page_size + slot in the page
     "commit_dst": ("i4", "commits"),
+    "group_page": ("i4", "groups"),  # of a grouped format: pages that `commit` fills, after the copies, from the ring
+    "group_seq": ("i4", "groups"),  # the row of tail_table that names the ring
+    "group_first": ("i4", "groups"),  # position of the page's first token
     "features": ("f4", "rows x features"),  # a head's: hidden states that its rows start from
     "taps": ("f4", "rows x taps"),  # a head's: the target's hidden states of several layers, which become features
 }
@@ -139,17 +145,30 @@ class StepBuffers:
     logprobs: Array
     commit_src: Array
     commit_dst: Array
+    tail_table: Array
+    group_page: Array
+    group_seq: Array
+    group_first: Array
     features: Array
     taps: Array
 
-    def __init__(self, limits: Limits, page_size: int, widths: Mapping[str, int] | None = None) -> None:
-        """`widths`: columns of `features`, `taps` and `masks`, where the level has such inputs."""
+    def __init__(self, limits: Limits, page_size: int, widths: Mapping[str, int] | None = None, tail: Tail | None = None) -> None:
+        """`widths`: columns of `features`, `taps` and `masks`, where the level has such inputs; `tail`: of a grouped cache format."""
         if limits.max_tree_nodes >= SCRATCH_SLOTS:
             raise CapacityError(f"limits.max_tree_nodes: {limits.max_tree_nodes}, at most {SCRATCH_SLOTS - 1}")
         self.limits = limits
         self.page_size = page_size
+        self.tail = tail
+        widths = {**(widths or {}), **tail_widths(limits, tail)}
         for name, (dtype, _) in INPUTS.items():
-            setattr(self, name, aligned(input_shape(name, limits, page_size, widths or {}), dtype))
+            setattr(self, name, aligned(input_shape(name, limits, page_size, widths), dtype))
+
+
+def tail_widths(limits: Limits, tail: Tail | None) -> dict[str, int]:
+    """Widths of the inputs of a grouped cache format: scratch slabs lie in wide pages, and one commit fills at most so many groups."""
+    if tail is None:
+        return {}
+    return {"scratch": limits.scratch_pages(tail.page_size), "tail": tail.num_pages, "groups": 1 + limits.max_tree_nodes // tail.group}
 
 
 def input_shape(name: str, limits: Limits, page_size: int, widths: Mapping[str, int] = MappingProxyType({})) -> tuple[int, ...]:
@@ -159,7 +178,9 @@ def input_shape(name: str, limits: Limits, page_size: int, widths: Mapping[str, 
         "rows": (limits.max_num_batched_tokens,),
         "seqs": (limits.max_num_seqs,),
         "seqs x pages_per_seq": (limits.max_num_seqs, limits.pages_per_seq(page_size)),
-        "seqs x scratch_pages": (limits.max_num_seqs, limits.scratch_pages(page_size)),
+        "seqs x scratch_pages": (limits.max_num_seqs, widths.get("scratch", limits.scratch_pages(page_size))),
+        "seqs x tail": (limits.max_num_seqs, widths.get("tail", 0)),
+        "groups": (limits.max_num_seqs * widths.get("groups", 0),),
         "seqs x sampling": (limits.max_num_seqs, SAMPLING_WORDS),
         "seqs x bias": (limits.max_num_seqs, MAX_BIAS),
         "seqs x bans": (limits.max_num_seqs, MAX_BANS),

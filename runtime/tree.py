@@ -43,6 +43,15 @@ class Tree:
             depths.append(1 if parent < 0 else depths[parent] + 1)
         return depths
 
+    def cut(self, depth: int) -> Tree:
+        """The nodes of at most this depth, in the same order."""
+        kept = [i for i, at in enumerate(self.depths()) if at <= depth]
+        if len(kept) == len(self.tokens):
+            return self
+        place = {-1: -1, **{node: i for i, node in enumerate(kept)}}
+        return Tree(tuple(self.tokens[i] for i in kept), tuple(place[self.parents[i]] for i in kept),
+                    tuple(self.logq[i] for i in kept) if self.logq else (), tuple(self.levels[i] for i in kept) if self.levels else ())
+
 
 EMPTY = Tree()
 

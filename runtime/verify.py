@@ -15,11 +15,14 @@ from mlsdc.runtime.tree import ancestor_words
 
 
 def write_rows(buffers: StepBuffers, items: Sequence[StepItem]) -> None:
-    """Fill the step buffers for `items`; sets each item's `out` to its first entry in `choices`, -1 if it wants none."""
+    """Fill the step buffers for `items`; sets each item's `seq`, and its `out`, the first entry in `choices`, -1 if it wants none."""
     row = out = 0
     for seq, item in enumerate(items):
+        if buffers.tail is not None and len(item.tree) > buffers.tail.recent:  # rows deeper than that could not read what they need
+            item.tree = item.tree.cut(buffers.tail.recent)
         request, tree = item.request, item.tree
         first = request.num_computed
+        item.seq = seq
         if tree:
             count = _write_tree(buffers, seq, row, item)
         elif item.rows == 1:  # a plain decode step: scalars, a third of the cost of slices
@@ -42,6 +45,9 @@ def write_rows(buffers: StepBuffers, items: Sequence[StepItem]) -> None:
         buffers.seq_rows[seq] = count
         pages = request.table.pages
         buffers.page_table[seq, : len(pages)] = pages
+        if buffers.tail is not None:
+            tail = request.table.tail
+            buffers.tail_table[seq, : len(tail)] = tail
         row += count
         wanted = item.outs = item.logit_rows
         item.out = out if wanted else -1
@@ -54,7 +60,7 @@ def write_rows(buffers: StepBuffers, items: Sequence[StepItem]) -> None:
     header[Header.ROWS] = row
     header[Header.SEQS] = len(items)
     header[Header.OUT] = out
-    header[Header.COMMITS] = 0
+    header[Header.COMMITS] = header[Header.GROUPS] = 0
 
 
 def _write_tree(buffers: StepBuffers, seq: int, row: int, item: StepItem) -> int:
@@ -74,29 +80,37 @@ def _write_tree(buffers: StepBuffers, seq: int, row: int, item: StepItem) -> int
 
 
 class CommitList:
-    """Token slots to copy from scratch to pages after a step, written straight into the step buffers."""
+    """What the commit program does after a step, written straight into the step buffers: token slots to copy from scratch to pages, or,
+    in a grouped format, from scratch to the ring of the tail, and the groups that are full then."""
 
     def __init__(self, buffers: StepBuffers) -> None:
         self.buffers = buffers
         self.source: list[int] = []
         self.target: list[int] = []
+        self.groups: list[tuple[int, int, int]] = []  # (page, row of tail_table, position of the first token)
 
     def add(self, item: StepItem, nodes: Sequence[int]) -> None:
         """The item's last committed token and these accepted nodes become the positions from `num_computed` on."""
-        size = self.buffers.page_size
-        table = item.request.table
+        table, tail = item.request.table, self.buffers.tail
+        size = self.buffers.page_size if tail is None else tail.page_size
         position = item.request.num_computed
         for slot in (0, *(node + 1 for node in nodes)):
             self.source.append(table.scratch[slot // size] * size + slot % size)
-            self.target.append(table.pages[position // size] * size + position % size)
+            at = position if tail is None else position % tail.slots
+            self.target.append((table.pages if tail is None else table.tail)[at // size] * size + at % size)
             position += 1
+            if tail is not None and position % tail.group == 0:
+                self.groups.append((table.pages[position // tail.group - 1], item.seq, position - tail.group))
 
     def write(self) -> bool:
-        """Fill `commit_src` and `commit_dst`; False if there is nothing to copy."""
-        count = len(self.source)
+        """Fill the inputs of the commit program; False if there is nothing to do."""
+        count, buffers = len(self.source), self.buffers
         if not count:
             return False
-        self.buffers.commit_src[:count] = self.source
-        self.buffers.commit_dst[:count] = self.target
-        self.buffers.header[Header.COMMITS] = count
+        buffers.commit_src[:count] = self.source
+        buffers.commit_dst[:count] = self.target
+        buffers.header[Header.COMMITS] = count
+        buffers.header[Header.GROUPS] = len(self.groups)
+        for i, group in enumerate(self.groups):
+            buffers.group_page[i], buffers.group_seq[i], buffers.group_first[i] = group
         return True

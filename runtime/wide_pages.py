@@ -1,9 +1,6 @@
 """The 16-bit pages of a level whose cache format quantises groups: scratch slabs, tails of sequences, and checkpoints of tails.
 
-A grouped format keeps the last tokens of a sequence in 16 bits (law L3): a query at p reads a group of G tokens as quantised once it ends
-at p - R or before, so the tail holds the last R + G tokens. Token j lies at slot j % (R + G), and `PageTable.tail` names the wide page of
-each run of slots. A wide page holds W tokens, W a divisor of R and G: when the first token of a wide page of the ring is committed, nothing
-that the page held before is read any more.
+`PageTable.tail` names the wide page of each run of slots of the ring (kv_tail.py).
 
 A prefix can be reused up to a page boundary n only together with the tokens from `first_needed(n)` to n in 16 bits: a *checkpoint*, which
 holds the wide pages they lie in. Nothing is copied to make one; a sequence that goes on to write a page some checkpoint holds gets a copy.
@@ -14,47 +11,12 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from mlsdc.runtime.errors import CapacityError
 from mlsdc.runtime.kv_tables import PageTable
+from mlsdc.runtime.kv_tail import Tail
 from mlsdc.runtime.pages import CopyPage, Pages, no_copy
 from mlsdc.runtime.slabs import SlabPool
-
-
-@dataclass(frozen=True)
-class Tail:
-    """The ring of a sequence's last tokens in 16 bits: R = `recent`, G = `group`, W = `page_size`, in tokens. Raises CapacityError."""
-
-    recent: int
-    group: int
-    page_size: int
-
-    def __post_init__(self) -> None:
-        if min(self.recent, self.group, self.page_size) < 1 or self.recent % self.page_size or self.group % self.page_size:
-            raise CapacityError(
-                f"kv tail: wide pages of {self.page_size} tokens, expected a divisor of R = {self.recent} and G = {self.group}")
-
-    @property
-    def slots(self) -> int:
-        return self.recent + self.group
-
-    @property
-    def num_pages(self) -> int:
-        return self.slots // self.page_size
-
-    def first_needed(self, length: int) -> int:
-        """The first of `length` committed tokens that a later query may still read in 16 bits."""
-        return max(0, (length - self.recent) // self.group * self.group)
-
-    def covers(self, length: int, boundary: int) -> bool:
-        """Whether the ring of a sequence of `length` tokens still holds what is needed after `boundary` of them."""
-        return boundary <= length and self.first_needed(boundary) >= length - self.slots
-
-    def places(self, start: int, end: int) -> list[int]:
-        """Places in `PageTable.tail` of the positions start .. end - 1."""
-        count = min(-(-end // self.page_size) - start // self.page_size, self.num_pages) if end > start else 0
-        return [(start // self.page_size + i) % self.num_pages for i in range(count)]
 
 
 class WidePages(Pages):
@@ -98,12 +60,10 @@ class WidePages(Pages):
             if table.tail[place] in shared:
                 self._own_copy(table, place)
 
-    def share(self, parent: PageTable, table: PageTable, places: Sequence[int]) -> None:
-        """Give a fork the parent's pages at these places of its tail, and fresh ones before them."""
-        for place in places:
-            self._own(parent.tail[place])
-        shared = {place: parent.tail[place] for place in places}
-        table.tail = [shared[place] if place in shared else self._take() for place in range(max(places, default=-1) + 1)]
+    def copy_tail(self, parent: PageTable, table: PageTable, length: int) -> None:
+        """Give a fork of `length` tokens copies of what it needs of its parent's ring, which the parent may write in this very step."""
+        for place in self.tail.places(self.tail.first_needed(length), length):
+            self._copy(parent.tail[place], table.tail[place])
 
     def drop(self, chain: int) -> None:
         """Forget a checkpoint, if there is one."""
@@ -121,16 +81,14 @@ class WidePages(Pages):
 
     # --- tails ---
 
-    def grow_needs(self, table: PageTable, written: int, room: int) -> int:
-        """Pages that `grow` takes: new ones, and copies of those that other tables share."""
-        new = max(0, min(-(-room // self.tail.page_size), self.tail.num_pages) - len(table.tail))
-        return new + sum(self._owners[table.tail[place]] > 1 for place in self._written(table, written, room))
+    def grow_needs(self, table: PageTable, room: int) -> int:
+        """Pages that `grow` takes, copies aside."""
+        return max(0, min(-(-room // self.tail.page_size), self.tail.num_pages) - len(table.tail))
 
     def grow(self, table: PageTable, written: int, room: int) -> None:
-        """Make the ring's places of positions `written` .. room - 1 the table's own, copying what others hold."""
-        for place in self._written(table, written, room):
-            page = table.tail[place]
-            if self._owners[page] > 1 or (self._held[page] and self._copyable(page)):
+        """A tail for `room` tokens, of which those from `written` on are about to be written: pages that checkpoints hold are copied."""
+        for place in self.tail.places(written, room):
+            if place < len(table.tail) and self._held[table.tail[place]] and self._copyable(table.tail[place]):
                 self._own_copy(table, place)
         while len(table.tail) < min(-(-room // self.tail.page_size), self.tail.num_pages):
             table.tail.append(self._take())
@@ -141,11 +99,8 @@ class WidePages(Pages):
         self._copy(page, table.tail[place])
         self._release(page)
 
-    def _written(self, table: PageTable, written: int, room: int) -> list[int]:
-        return [place for place in self.tail.places(written, room) if place < len(table.tail)]
-
     def _copyable(self, page: int) -> bool:
-        """Whether there is a page for a copy of one that checkpoints alone share; if not, they are dropped and it is the table's."""
+        """Whether there is a page for a copy; if not, the checkpoints that hold this one are dropped and it is the table's alone."""
         if self.source.can_spare(self):
             return True
         for chain in [chain for chain, pages in self._checkpoints.items() if page in pages]:
@@ -200,6 +155,9 @@ class WidePages(Pages):
         for table in tables:
             if len(table.tail) > self.tail.num_pages:
                 raise CapacityError(f"{self.name}: a tail of {len(table.tail)} pages, expected at most {self.tail.num_pages}")
+            for page in (*table.tail, *table.scratch):
+                if self._owners[page] != 1:
+                    raise CapacityError(f"{self.name}: page {page} is in {self._owners[page]} tails or scratch slabs, expected 1")
             for page in table.scratch:
-                if self._owners[page] != 1 or self._held[page]:
-                    raise CapacityError(f"{self.name}: scratch page {page} is shared")
+                if self._held[page]:
+                    raise CapacityError(f"{self.name}: scratch page {page} is held by a checkpoint")

@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
 
+from mlsdc.runtime.errors import DeviceError
 from mlsdc.runtime.step import Array, StepBuffers
 
 NativeFunction = Callable[..., Any]
@@ -75,11 +76,16 @@ class Timed(BoundProgram):
 
 
 class LevelMemory(ABC):
-    """What one level owns on a device: weights, page pool, step buffers, programs."""
+    """What one level owns on a device: weights, page pool, step buffers, programs.
+
+    `page_bytes` and `wide_bytes` are of a page and of a wide page (runtime/wide_pages.py); 0 where the level has none.
+    """
 
     buffers: StepBuffers
     programs: dict[str, BoundProgram]
     num_pages: int
+    page_bytes: int = 0
+    wide_bytes: int = 0
 
     @abstractmethod
     def read_page(self, page: int) -> Array:
@@ -88,6 +94,14 @@ class LevelMemory(ABC):
     @abstractmethod
     def write_page(self, page: int, data: Array) -> None:
         """Set a page's bytes (copy-on-write, poisoning of free pages in tests)."""
+
+    def copy_page(self, source: int, target: int) -> None:
+        """At once; no step may be running."""
+        self.write_page(target, self.read_page(source))
+
+    def copy_wide(self, source: int, target: int) -> None:
+        """The same for wide pages."""
+        raise DeviceError("this device has no wide pages: compile with a cache format of one token at a time, such as int8")
 
 
 class Device(ABC):

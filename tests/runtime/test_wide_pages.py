@@ -136,8 +136,7 @@ class Grouped:
     def fork(self, parent: Sequence) -> None:
         count = self.rng.randint(max(0, parent.written - 3), parent.written)
         scratch = self.rng.randint(0, 2)
-        decodes = parent.written >= len(parent.tokens) - 1
-        if not count or not decodes or not self.pool.can_fork(parent.table, count, parent.written, scratch):
+        if not count or not self.pool.can_fork(parent.table, count, parent.written, scratch):
             return
         table = self.pool.fork(parent.table, count, scratch)
         sequence = Sequence(table, [*parent.tokens[:count], self.rng.randrange(2)], scratch)
