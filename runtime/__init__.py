@@ -20,7 +20,8 @@ __all__ = [
 ]
 
 _HOME = {
-    "Artifact": "artifact", "AsyncEngine": "async_engine", "Engine": "engine", "SamplingParams": "sampling_params", "Grammar": "sampling_params",
+    "Artifact": "artifact", "AsyncEngine": "async_engine", "Engine": "engine", "Grammar": "sampling_params",
+    "SamplingParams": "sampling_params",
     "Speculation": "sampling_params", "Delta": "request", "Result": "request", "Statistics": "statistics", "ArtifactError": "errors",
     "CapacityError": "errors", "DeviceError": "errors", "MlsdcError": "errors", "RequestError": "errors",
 }

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
+from mlsdc.runtime.errors import RequestError
 from mlsdc.runtime.request import FinishReason, Request
 
 
@@ -19,8 +20,12 @@ def commit_tokens(request: Request, tokens: Sequence[int]) -> int:
     if request.grammar is not None:
         tokens = tokens[: request.grammar.accept(tokens)]
     kept = _commit_until_stop(request, tokens) if request.params.stop else _commit_until_end(request, tokens)
-    if request.grammar is not None and request.grammar.ended and not request.finished:
-        finish(request, "stop")
+    if request.grammar is not None and not request.finished:
+        if request.grammar.error is not None:
+            request.error = RequestError(f"grammar: cannot be matched any further: {request.grammar.error}")
+            finish(request, "error")
+        elif request.grammar.ended:
+            finish(request, "stop")
     return kept
 
 

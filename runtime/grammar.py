@@ -1,8 +1,8 @@
 """Grammars: which tokens may come next, for every row of a step, drafted ones included (law L1).
 
 A request has one matcher, at its last committed token. In a step it walks the drafted tree, forward and back: a node the grammar forbids
-is cut off with all below it, each row that is left gets the mask of its own path. Tokens the grammar forces are drafted for free, instead of
-what a level proposed. The target chooses among allowed tokens only, so the text is the same whatever was drafted.
+is cut off with all below it, each row that is left gets the mask of its own path. Tokens the grammar forces are drafted for free,
+instead of what a level proposed. The target chooses among allowed tokens only, so the text is the same whatever was drafted.
 
 llguidance does the matching (it needs no torch); it is imported when the first request with a grammar comes.
 """
@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import threading
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence, Set
 from typing import TYPE_CHECKING, Any
 
 from mlsdc.runtime.errors import RequestError
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from mlsdc.runtime.tokenizer import Tokenizer
 
 # As Python's json writes it: no free white space, in which small models lose themselves, and keys that follow are forced.
-JSON_OPTIONS = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+JSON_OPTIONS: dict[str, Any] = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 MAX_CACHED = 64  # compiled grammars
 
 
@@ -86,7 +86,7 @@ def _source(grammar: Grammar) -> str:
         return str(LLMatcher.grammar_from_lark(grammar.text))
     try:
         schema = {"type": "object"} if grammar.kind == "json_object" else json.loads(grammar.text)
-        return str(LLMatcher.grammar_from_json_schema(schema, defaults=JSON_OPTIONS))
+        return str(LLMatcher.grammar_from_json_schema(schema, defaults=JSON_OPTIONS))  # type: ignore[arg-type]
     except (ValueError, RecursionError) as error:
         raise RequestError(f"grammar: not a JSON schema ({_one_line(str(error))})") from None
 
@@ -103,18 +103,20 @@ class Matcher:
         self._matcher = matcher
         self._eos = eos
         self.ended = False  # nothing but an end token may follow
+        self.error: str | None = None  # why nothing can follow: the grammar is too complex here
 
     def copy(self) -> Matcher:
         return Matcher(self._matcher.deep_copy(), self._eos)
 
     def accept(self, tokens: Sequence[int]) -> int:
-        """Commit tokens, all of which were allowed, up to the one that completes the text; returns how many. Raises RuntimeError."""
+        """Commit tokens up to the one that completes the text, or that the matcher fails at (`error`); returns how many."""
         for count, token in enumerate(tokens, 1):
             if token in self._eos:
                 self.ended = True
                 return count
             if not self._matcher.consume_token(token):
-                raise RuntimeError(f"grammar: token {token} was chosen and is not allowed: {self._matcher.get_error()}")
+                self.error = _one_line(self._matcher.get_error() or "stopped")
+                return count
             if self._matcher.is_stopped():
                 self.ended = True
                 return count
@@ -126,55 +128,65 @@ class Matcher:
 
     def prune(self, tree: Tree) -> Tree:
         """The tree without the nodes that the grammar forbids, and without what follows an end token."""
-        kept: dict[int, int] = {-1: -1}  # a node's new number; end tokens' are not here, for nothing follows them
-        ends: dict[int, int] = {}
-        stack: list[int] = []  # the path the matcher stands at
-        for node, (token, parent) in enumerate(zip(tree.tokens, tree.parents, strict=True)):
-            if parent not in kept:
-                continue
-            self._back_to(stack, parent)
-            number = len(kept) - 1 + len(ends)
+        kept: set[int] = set()
+
+        def allowed(node: int) -> bool:
+            token = tree.tokens[node]
             if token in self._eos:
                 if self._matcher.is_accepting():
-                    ends[node] = number
-            elif not self._matcher.is_stopped() and self._matcher.try_consume_tokens([token]):
-                stack.append(node)
-                kept[node] = number
-        self._back_to(stack, -1)
-        return tree if len(kept) + len(ends) == len(tree) + 1 else _select(tree, kept | ends)
+                    kept.add(node)
+                return False  # nothing follows it
+            if self._matcher.is_stopped() or not self._matcher.try_consume_tokens([token]):
+                return False
+            kept.add(node)
+            return True
+
+        self._walk(tree, allowed)
+        return tree if len(kept) == len(tree) else _select(tree, kept)
 
     def fill(self, tree: Tree, masks: Array) -> None:
         """masks u32[1 + len(tree), words]: the masks of the last committed token's row and of each node's. `tree` is pruned."""
         self._mask(masks[0])
-        stack: list[int] = []
-        for node, (token, parent) in enumerate(zip(tree.tokens, tree.parents, strict=True)):
-            self._back_to(stack, parent)
+
+        def enter(node: int) -> bool:
+            token = tree.tokens[node]
             if token in self._eos:
                 masks[1 + node] = 0xFFFFFFFF  # no choice after it is ever used
-                continue
+                return False
             self._matcher.consume_token(token)
-            stack.append(node)
             self._mask(masks[1 + node])
-        self._back_to(stack, -1)
+            return True
+
+        self._walk(tree, enter)
+
+    def _walk(self, tree: Tree, enter: Callable[[int], bool]) -> None:
+        """Depth first. `enter(node)` is called with the matcher after the node's parent; True if it consumed the node's token."""
+        children: dict[int, list[int]] = {}
+        for node, parent in enumerate(tree.parents):
+            children.setdefault(parent, []).append(node)
+        todo = [(node, 0) for node in reversed(children.get(-1, ()))]  # (node, depth of its parent)
+        depth = 0  # tokens the matcher has consumed
+        while todo:
+            node, below = todo.pop()
+            if depth > below:
+                self._matcher.rollback(depth - below)
+            depth = below
+            if enter(node):
+                depth += 1
+                todo += ((child, depth) for child in reversed(children.get(node, ())))
+        if depth:
+            self._matcher.rollback(depth)
 
     def _mask(self, row: Array) -> None:
         self._matcher.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
 
-    def _back_to(self, stack: list[int], node: int) -> None:
-        """Take back tokens until the path ends at `node`, one of its nodes or -1."""
-        count = 0
-        while stack and stack[-1] != node:
-            stack.pop()
-            count += 1
-        if count:
-            self._matcher.rollback(count)
 
-
-def _select(tree: Tree, kept: Mapping[int, int]) -> Tree:
-    """The nodes of `kept` (old number -> new one), parents with their children."""
-    nodes = [node for node in range(len(tree)) if node in kept]
+def _select(tree: Tree, kept: Set[int]) -> Tree:
+    """The nodes of `kept`; parents are with their children."""
+    nodes = sorted(kept)
+    number = {-1: -1} | {node: i for i, node in enumerate(nodes)}
     return Tree(
-        tuple(tree.tokens[node] for node in nodes), tuple(kept.get(tree.parents[node], -1) for node in nodes),
+        tuple(tree.tokens[node] for node in nodes), tuple(number[tree.parents[node]] for node in nodes),
         tuple(tree.logq[node] for node in nodes) if tree.logq else (), tuple(tree.levels[node] for node in nodes) if tree.levels else ())
 
 

@@ -63,6 +63,11 @@ class Tokenizer:
         return self.vocabulary.stream(skip_special_tokens=skip_special_tokens)
 
     @property
+    def chat_template(self) -> str | None:
+        """Its source."""
+        return self._source
+
+    @property
     def has_chat_template(self) -> bool:
         return self._source is not None
 

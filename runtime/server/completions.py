@@ -13,7 +13,7 @@ from mlsdc.runtime.request import Request as EngineRequest
 from mlsdc.runtime.request import TokenLogprobs
 from mlsdc.runtime.sampling_params import SamplingParams
 from mlsdc.runtime.server.errors import ApiError, api_error
-from mlsdc.runtime.server.generation import Generation, sampling_fields
+from mlsdc.runtime.server.generation import Generation, grammar_of, sampling_fields
 from mlsdc.runtime.server.requests import CompletionRequest
 from mlsdc.runtime.server.sse import DONE, event
 from mlsdc.runtime.server.state import Server
@@ -40,7 +40,7 @@ class Completion:
         if self.only_echo and not self.echo:
             raise RequestError("max_tokens: 0, expected at least 1 (0 is for echo)")
         self.params: SamplingParams = server.params(
-            **sampling_fields(body), max_tokens=max(1, wanted), logprobs=body.logprobs,
+            **sampling_fields(body), max_tokens=max(1, wanted), logprobs=body.logprobs, grammar=grammar_of(body, server.settings),
             prompt_logprobs=body.logprobs if self.echo else None)
 
     async def start(self) -> Generation:

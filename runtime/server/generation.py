@@ -6,6 +6,7 @@ A `Generation` owns what it submitted: leaving it (`close`), for whatever reason
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Any
@@ -13,16 +14,33 @@ from typing import Any
 from mlsdc.runtime.async_engine import Submission
 from mlsdc.runtime.errors import RequestError
 from mlsdc.runtime.request import Delta, Request
-from mlsdc.runtime.sampling_params import SamplingParams, Speculation
+from mlsdc.runtime.sampling_params import Grammar, SamplingParams, Speculation
 from mlsdc.runtime.server import requests as R
 from mlsdc.runtime.server.errors import ApiError
 from mlsdc.runtime.server.metrics import ChoiceMeter
+from mlsdc.runtime.server.settings import ServerSettings
 from mlsdc.runtime.server.state import Server
 from mlsdc.runtime.statistics import Statistics
 
 PASSED_ON = ("n", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "seed", "stop_token_ids",
              "min_tokens")
+JSON_OBJECT = Grammar("json_object")
 Deltas = AsyncGenerator[tuple[int, Request, Delta], None]
+
+
+def grammar_of(body: R.Generation, settings: ServerSettings) -> Grammar | None:
+    """What `response_format` asks for. Raises RequestError."""
+    wanted = body.response_format
+    if wanted is None or wanted.type == "text":
+        return None
+    if (wanted.json_schema is None) == (wanted.type == "json_schema"):
+        raise RequestError("response_format.json_schema: expected with type 'json_schema', and only there")
+    if wanted.json_schema is None:
+        return JSON_OBJECT
+    text = json.dumps(wanted.json_schema.schema_)
+    if len(text) > settings.max_schema_bytes:
+        raise RequestError(f"response_format.json_schema.schema: {len(text)} bytes, at most {settings.max_schema_bytes}")
+    return Grammar("json_schema", text)
 
 
 def sampling_fields(body: R.Generation) -> dict[str, Any]:

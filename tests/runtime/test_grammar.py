@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import random
 import re
+from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 from byte_tokenizer import byte_tokenizer
 from fake_device import make_engine
@@ -14,12 +17,13 @@ from hypothesis import strategies as st
 from proposers import FunctionLevel
 
 from mlsdc.runtime.errors import RequestError
-from mlsdc.runtime.grammar import GrammarCompiler
+from mlsdc.runtime.grammar import GrammarCompiler, Matcher
 from mlsdc.runtime.levels.base import Level
 from mlsdc.runtime.levels.ngram import NgramLevel
 from mlsdc.runtime.manifest import LevelInfo
 from mlsdc.runtime.request import Result
 from mlsdc.runtime.sampling_params import Grammar, SamplingParams, Speculation
+from mlsdc.runtime.step import Array
 from mlsdc.runtime.tree import Tree, chain
 
 pytest.importorskip("llguidance")
@@ -35,6 +39,7 @@ SCHEMA = {
     },
 }
 JSON = Grammar("json_schema", json.dumps(SCHEMA))
+OBJECT = Grammar("json_object")
 PROMPTS = ["a", "the the the", '{"number": 12, "colour": "red", "flags": [true, false, true], "name": "x"}']
 PARAMS = {
     "greedy": SamplingParams(grammar=JSON, max_tokens=200),
@@ -169,19 +174,29 @@ def test_fields_that_contradict_a_grammar_are_refused() -> None:
         serve(None, SamplingParams(grammar=JSON), eos=())
 
 
-def test_a_tree_walk_leaves_the_matcher_where_it_was() -> None:
-    """The masks of every node are those of a fresh matcher that took the node's path."""
-    import numpy as np
-
+@settings(max_examples=25)
+@given(st.integers(0, 1 << 30))
+def test_every_nodes_mask_is_that_of_a_fresh_matcher_after_its_path(seed: int) -> None:
+    """Trees in any order of nodes, with wrong tokens in them; the matcher is left where it was."""
+    rng = random.Random(seed)
     compiler = GrammarCompiler(TOKENIZER, VOCAB, (EOS,))
-    prefix = TOKENIZER.encode('{"number": 1')
-    matcher = compiler.matcher(JSON)
-    matcher.accept(prefix)
-    text = TOKENIZER.encode('2, "colour": "the other"')
-    tree = Tree((*text[:3], text[0], EOS, ord("9") - 33, *text[3:6]), (-1, 0, 1, -1, 2, 3, 2, 6, 7))
-    for _ in range(2):
+    matcher = compiler.matcher(OBJECT)
+    history: list[int] = []
+
+    def mask_after(path: list[int]) -> Array:
+        fresh, mask = compiler.matcher(OBJECT), np.zeros((1, -(-VOCAB // 32)), np.uint32)
+        fresh.accept(path)
+        fresh.fill(Tree(), mask)
+        return mask[0]
+
+    for _ in range(12):
+        allowed = [token for token in range(VOCAB) if mask_after(history)[token // 32] >> (token % 32) & 1]
+        count = rng.randint(1, 10)
+        tokens = [rng.choice(allowed) if rng.random() < 0.7 else rng.randrange(VOCAB) for _ in range(count)]
+        tree = Tree(tuple(tokens), tuple(rng.randint(-1, i - 1) for i in range(count)))
         pruned = matcher.prune(tree)
-        assert EOS not in pruned.tokens
+        assert sum(parent < 0 for parent in pruned.parents) == sum(
+            parent < 0 and token in allowed for token, parent in zip(tree.tokens, tree.parents, strict=True))
         masks = np.zeros((1 + len(pruned), -(-VOCAB // 32)), np.uint32)
         matcher.fill(pruned, masks)
         for node in range(-1, len(pruned)):
@@ -190,8 +205,32 @@ def test_a_tree_walk_leaves_the_matcher_where_it_was() -> None:
             while at >= 0:
                 path.insert(0, pruned.tokens[at])
                 at = pruned.parents[at]
-            fresh = compiler.matcher(JSON)
-            fresh.accept([*prefix, *path])
-            alone = np.zeros((1, masks.shape[1]), np.uint32)
-            fresh.fill(Tree(), alone)
-            assert (masks[1 + node] == alone[0]).all()
+            if EOS not in path:
+                assert (masks[1 + node] == mask_after([*history, *path])).all()
+        token = rng.choice(allowed)
+        matcher.accept([token])
+        history.append(token)
+        if matcher.ended:
+            return
+        assert matcher.error is None
+
+
+class Refusing(Matcher):
+    """Fails at the third token."""
+
+    count = 0
+
+    def accept(self, tokens: Sequence[int]) -> int:
+        self.count += len(tokens)
+        self.error = "too complex" if self.count >= 3 else None
+        return len(tokens)
+
+
+def test_a_matcher_that_fails_ends_its_own_request_only() -> None:
+    with make_engine(None, vocab=VOCAB, tokenizer=TOKENIZER, eos=(EOS,), max_model_len=400, num_pages=500) as engine:
+        broken, good = (engine.submit("a", PARAMS["greedy"]) for _ in range(2))
+        broken.grammar = Refusing(GrammarCompiler(TOKENIZER, VOCAB, (EOS,)).matcher(JSON)._matcher, frozenset())
+        assert json.loads(engine.wait(good).text)
+        with pytest.raises(RequestError, match="grammar: cannot be matched any further: too complex"):
+            engine.wait(broken)
+        engine.check_integrity()

@@ -42,8 +42,8 @@ class Rig:
 @asynccontextmanager
 async def serving(level: Level | None = None, settings: ServerSettings | None = None, **options: Any) -> AsyncIterator[Rig]:
     """Closes the engine afterwards and checks that every page is back."""
-    options = {"max_model_len": 400, "num_pages": 400, **options}
-    inner = make_engine(level or LEVELS["ngram_tree"](), vocab=VOCAB, tokenizer=TOKENIZER, **options)
+    options = {"max_model_len": 400, "num_pages": 400, "tokenizer": TOKENIZER, **options}
+    inner = make_engine(level or LEVELS["ngram_tree"](), vocab=VOCAB, **options)
     engine = AsyncEngine(inner)
     app = create_app(engine, settings)
     rig = Rig(app, engine)
