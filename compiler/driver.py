@@ -24,6 +24,7 @@ from mlsdc.compiler.observers import DumpObserver, ExplainObserver, ValidateObse
 from mlsdc.compiler.pack import WeightFile, check_output, check_space, hash_files, staged, write_bytes, write_text, write_weights
 from mlsdc.compiler.pipeline import Pass, run_pipeline
 from mlsdc.compiler.progress import PassProgress, Progress, Silent
+from mlsdc.compiler.quality_gate import check_quality
 from mlsdc.compiler.text import print_graph
 from mlsdc.compiler.weights import read_weight
 from mlsdc.passes import PassOptions, default_pipeline
@@ -117,6 +118,7 @@ def compile_model(config: Config | Mapping[str, Any] | Path | str, output: Path 
             tools={name: version(name) for name in TOOLS},
         )
         write_text(folder, "manifest.json", manifest.to_json())
+        check_quality(config, folder, compile_model, progress)
     return output
 
 
@@ -165,7 +167,7 @@ def make_module(config: Config, source: ModelSource, graph: Graph, parts: Mappin
     for i, (path, level) in enumerate(config.drafters()):
         part = parts.get(level.name, LevelParts())
         merged = {} if ".merge[" not in path else {"verified_by": "target", "merge_nodes": merge_nodes(config, path)}
-        levels.append(LevelModule(level.name, level.kind, level.params() | part.params | counts_name(level, i) | merged, part.graphs))
+        levels.append(LevelModule(level.name, level.kind, {**level.params(), **part.params} | counts_name(level, i) | merged, part.graphs))
     target = LevelModule("target", "model", {}, {"forward": graph})
     return Module(config.target.name or source.name, (*levels, target))
 

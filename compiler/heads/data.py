@@ -44,6 +44,15 @@ def read_samples(paths: Sequence[Path], tokenizer: Tokenizer, max_tokens: int) -
     return samples
 
 
+def read_prompts(paths: Sequence[Path]) -> list[Any]:
+    """Chats that end with somebody else's turn: what a model is asked. Raises HeadError if there are none."""
+    prompts = [record["messages"] for path in paths for _, record in _records(path) if _is_prompt(record)]
+    if not prompts:
+        raise HeadError(f"{', '.join(path.name for path in paths)}: no prompts; expected lines such as "
+                        '{"messages": [{"role": "user", "content": "..."}]}')
+    return prompts
+
+
 def _records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     try:
         with (gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8")) as file:

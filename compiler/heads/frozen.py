@@ -17,7 +17,7 @@ class FrozenTarget:
     """The target's layers, in `dtype`, on `device`. `layers` counts decoder layers: tap k is the residual stream after k of them."""
 
     def __init__(self, source: ModelSource, dtype: torch.dtype = torch.bfloat16, device: str = "cpu") -> None:
-        module = hf_module(source.config)
+        module: Any = hf_module(source.config)
         names = set(source.weights.names())
         state = {}
         for name, _ in module.named_parameters():
@@ -34,7 +34,7 @@ class FrozenTarget:
         self.head: Tensor = module.get_output_embeddings().weight.detach().float()
         self.norm: Tensor = self.body.norm.weight.detach().float()
         self.eps = float(getattr(self.body.norm, "variance_epsilon", getattr(self.body.norm, "eps", 1e-6)))
-        self.config = module.config
+        self.config: Any = module.config
         self.device = device
         self.module = module.to(dtype).to(device)
 

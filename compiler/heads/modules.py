@@ -106,9 +106,8 @@ class EagleHead(Head):
         self.make(dict(config.shapes()), ("o", "down"), seed)
         with torch.no_grad():
             self.p("norm").copy_(frozen.norm)
-            if config.style == "fused" and frozen.norm.shape == self.p("hidden_norm").shape:
-                self.p("hidden_norm").copy_(frozen.norm)
-                self.p("fc").mul_(0.5)
+            if config.style == "fused" and config.target_hidden == config.hidden_size:  # begin as the target: x is its normed hidden state
+                self.p("fc").mul_(0.3)
                 self.p("fc")[:, config.hidden_size :] += torch.eye(config.hidden_size)
 
     def logits(self, out: Tensor) -> Tensor:
@@ -122,7 +121,7 @@ class EagleHead(Head):
         c = self.config
         first = not keys
         if c.style == "eagle3":
-            x = hidden @ self.p("fc").T if first and "fc" in c.shapes() else hidden
+            x = hidden.float() @ self.p("fc").T if first and "fc" in c.shapes() else hidden.float()
             normed = rms_norm(x, self.p("hidden_norm"), c.eps)
             attended = torch.cat([rms_norm(embed, self.p("embed_norm"), c.eps), normed], -1)
             x = normed if c.norm_before_residual else x

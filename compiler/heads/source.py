@@ -18,7 +18,7 @@ HEAD, LENT, ROWS = "head/", "target/", "target-rows/"
 
 @dataclass(frozen=True)
 class HeadWeights:
-    """`head/NAME` of the file, `head/NAME[a:b]` columns a..b of it; `target/NAME` of the checkpoint; `target-rows/NAME` rows `d2t` of it."""
+    """`head/NAME` of the file, `head/NAME[a:b]` columns a..b of it; `target/NAME` of the model; `target-rows/NAME` rows `d2t` of it."""
 
     file: HeadFile
     target: WeightSource

@@ -1,8 +1,8 @@
 """Training of heads on a frozen target: hidden states are streamed through a bounded window of batches, never stored.
 
-Each new batch of text passes the target once and enters the window; `replay` optimiser steps follow, each on a batch of the window. All
-randomness comes from (seed, step), so a run that is stopped continues from its checkpoint to the same bytes: the window's batches are
-computed again.
+Each new batch of text passes the target once and enters the window; `replay` optimiser steps follow, each on a batch of the window: Muon
+(momentum, then the nearest orthogonal matrix) for matrices, AdamW for vectors. All randomness comes from (seed, step), so a run that is
+stopped continues from its checkpoint to the same bytes: the window's batches are computed again.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class TrainOptions:
     batch_tokens: int = 2048
     window: int = 32
     replay: int = 4
-    lr: float = 1.5e-3
-    warmup: int = 40
+    lr: float = 4e-3
+    warmup: int = 20
     held_out: int = 48
     eval_every: int = 20
     patience: int = 4
@@ -80,7 +80,11 @@ class Trainer:
         self.held = [samples[i] for i in order[:held]]
         self.train = [samples[i] for i in order[held:]] or self.held
         self.plan = [batch for epoch in range(options.epochs) for batch in batches(self.train, options.batch_tokens, options.seed, epoch)]
-        self.optimizer = torch.optim.AdamW(head.parameters(), lr=options.lr, betas=(0.9, 0.95), weight_decay=0.01)
+        matrices, vectors = ([p for p in head.parameters() if (p.ndim == 2) is wanted] for wanted in (True, False))
+        self.optimizers: list[torch.optim.Optimizer] = [torch.optim.Muon(
+            matrices, lr=options.lr, weight_decay=0.01, momentum=0.95, adjust_lr_fn="match_rms_adamw")]
+        if vectors:
+            self.optimizers.append(torch.optim.AdamW(vectors, lr=options.lr, betas=(0.9, 0.95), weight_decay=0.0))
         self.window: deque[Batch] = deque(maxlen=options.window)
         self.curve: list[Point] = []
         self.streamed = self.tokens = self.stale = 0
@@ -117,17 +121,19 @@ class Trainer:
         options = self.options
         rise = min(1.0, (number + 1) / max(1, options.warmup))
         fall = 0.5 * (1 + math.cos(math.pi * min(1.0, number / self.total_steps)))
-        for group in self.optimizer.param_groups:
-            group["lr"] = options.lr * rise * (0.02 + 0.98 * fall)
         self.head.train()
-        self.optimizer.zero_grad(set_to_none=True)
+        for optimizer in self.optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = options.lr * rise * (0.02 + 0.98 * fall)
+            optimizer.zero_grad(set_to_none=True)
         with torch.autocast("cpu", torch.bfloat16, enabled=self.autocast):
             loss, _ = self.head.losses(batch)
         if not torch.isfinite(loss):
-            raise HeadError(f"training: the loss is {float(loss)} at step {number}: lower --lr (it is {options.lr:g})")
+            raise HeadError(f"training: the loss is {loss.item()} at step {number}: lower --lr (it is {options.lr:g})")
         loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(self.head.parameters(), options.clip)
-        self.optimizer.step()
+        for optimizer in self.optimizers:
+            optimizer.step()
         return loss.item()
 
     @torch.no_grad()
@@ -171,7 +177,7 @@ class Trainer:
         if self.checkpoint is None:
             return
         state = {
-            "options": asdict(self.options), "head": self.head.state_dict(), "optimizer": self.optimizer.state_dict(),
+            "options": asdict(self.options), "head": self.head.state_dict(), "optimizers": [o.state_dict() for o in self.optimizers],
             "generators": {name: g.get_state() for name, g in self._generators().items()}, "best": self.best,
             "best_length": self.best_length, "curve": json.dumps([asdict(point) for point in self.curve]), "streamed": self.streamed,
             "tokens": self.tokens, "stale": self.stale, "seconds": self.seconds, "losses": self.losses}
@@ -190,7 +196,8 @@ class Trainer:
                 raise HeadError(f"{self.checkpoint.name}: was written with {changed} {state['options'].get(changed)}, "
                                 f"now it is {getattr(self.options, changed)}: give the same options or remove it")
             self.head.load_state_dict(state["head"])
-            self.optimizer.load_state_dict(state["optimizer"])
+            for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
+                optimizer.load_state_dict(saved)
         except HeadError:
             raise
         except Exception as error:  # whatever torch says of a file that is not this run's

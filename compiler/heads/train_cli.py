@@ -10,6 +10,7 @@ import types
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--epochs", type=int, default=1, metavar="N", help="times the text passes the target")
     group.add_argument("--window", type=int, default=32, metavar="N", help="batches kept in memory")
     group.add_argument("--replay", type=int, default=4, metavar="N", help="optimiser steps for each new batch")
-    group.add_argument("--lr", type=float, default=1.5e-3)
+    group.add_argument("--lr", type=float, default=4e-3)
     group.add_argument("--device", default="cpu", help="of the target: cpu or cuda; the head is trained on the CPU")
 
 
@@ -77,7 +78,7 @@ def main(args: argparse.Namespace) -> int:
         head = make_head(head_config, target.lend(torch.tensor(ids)), seed=args.seed, **extra)
         outputs.append(Path(args.output.replace("{kind}", kind)))
         checkpoint = outputs[-1].with_suffix(".checkpoint")
-        trainer = Trainer(head, target, head_config.taps, samples, draft, options, checkpoint, lambda point, kind=kind: tell(kind, point))
+        trainer = Trainer(head, target, head_config.taps, samples, draft, options, checkpoint, partial(tell, kind))
         print(f"{kind}: {sum(p.numel() for p in head.parameters()) / 1e6:.2f} M numbers, {len(trainer.plan)} batches", flush=True)
         if trainer.resume():
             print(f"{kind}: resumed at batch {trainer.streamed} of {len(trainer.plan)}", flush=True)

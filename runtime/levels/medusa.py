@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
-
 from mlsdc.runtime.device.base import LevelMemory
 from mlsdc.runtime.kv_pool import KvPool
 from mlsdc.runtime.levels.base import LevelState
 from mlsdc.runtime.levels.heads import HeadLevel, HeadState, best_first
-from mlsdc.runtime.step import Header
+from mlsdc.runtime.step import Array, Header
 from mlsdc.runtime.tree import EMPTY, Tree
 
 
@@ -42,7 +40,7 @@ class MedusaLevel(HeadLevel):
             trees += (self._tree(heads, row, budget) for row, budget in enumerate(budgets[start : start + most]))
         return trees
 
-    def _tree(self, heads: Sequence[tuple[np.ndarray, np.ndarray]], row: int, budget: int) -> Tree:  # type: ignore[type-arg]
+    def _tree(self, heads: Sequence[tuple[Array, Array]], row: int, budget: int) -> Tree:
         logp = [of_head[0][row] for of_head in heads]
         ranks, parents, logq = best_first(budget, self.floor, logp[0], lambda depth: logp[depth] if depth < len(logp) else None)
         if not ranks:
