@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from functools import wraps
+from functools import cache, wraps
 from importlib.metadata import PackageNotFoundError, version
+from importlib.resources import files
 from typing import Any
 
 from starlette.applications import Starlette
@@ -25,11 +26,13 @@ from mlsdc.runtime.server.errors import ApiError, ClientGone, api_error
 from mlsdc.runtime.server.log import LOGGER
 from mlsdc.runtime.server.metrics import CONTENT_TYPE
 from mlsdc.runtime.server.openapi import document
+from mlsdc.runtime.server.overview import overview
 from mlsdc.runtime.server.protect import Protect, error_response, read_body
 from mlsdc.runtime.server.settings import ServerSettings
 from mlsdc.runtime.server.sse import EventStream, unless_hung_up
 from mlsdc.runtime.server.state import Server
 
+PAGE_POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; connect-src 'self'"
 Handler = Callable[[Server, Request], Awaitable[Response]]
 
 
@@ -57,7 +60,7 @@ def create_app(engine: AsyncEngine, settings: ServerSettings | None = None) -> S
             route("/v1/completions", completions, "POST"), route("/v1/chat/completions", chat, "POST"),
             route("/tokenize", tokenize, "POST"), route("/detokenize", detokenize, "POST"),
             route("/health", health), route("/ready", ready), route("/version", versions), route("/metrics", metrics),
-            route("/openapi.json", openapi),
+            route("/openapi.json", openapi), route("/", page), route("/status.json", status),
         ],
         middleware=[Middleware(Protect, server=server)],
         exception_handlers={HTTPException: not_routed, Exception: broken},
@@ -185,6 +188,19 @@ async def versions(server: Server, request: Request) -> Response:
 
 async def metrics(server: Server, request: Request) -> Response:
     return Response(server.metrics.page(), headers={"content-type": CONTENT_TYPE})
+
+
+async def page(server: Server, request: Request) -> Response:
+    return Response(_page(), headers={"content-type": "text/html; charset=utf-8", "content-security-policy": PAGE_POLICY})
+
+
+@cache
+def _page() -> bytes:
+    return files("mlsdc.runtime.server").joinpath("status.html").read_bytes()
+
+
+async def status(server: Server, request: Request) -> Response:
+    return JSONResponse(overview(server))
 
 
 async def openapi(server: Server, request: Request) -> Response:

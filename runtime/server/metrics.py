@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from mlsdc.runtime.request import Request
+from mlsdc.runtime.server.overview import Recent
 
 if TYPE_CHECKING:
     from mlsdc.runtime.engine import Engine
@@ -41,6 +42,8 @@ class Metrics:
         def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
             return Histogram(f"mlsdc:{name}", text, ["model_name"], buckets=buckets, registry=registry)
 
+        self.recent_ttft, self.recent_itl = Recent(), Recent()  # for the status page
+        self.tokens_seen = 0
         pool, scheduler = engine.pool, engine.scheduler
         for name, text, read in (
             ("num_requests_running", "Choices that have pages.", lambda: len(scheduler.running)),
@@ -102,14 +105,17 @@ class ChoiceMeter:
     def tokens(self, count: int) -> None:
         """`count` tokens came in one burst: each of them took its share of the time since the last one."""
         now = time.perf_counter()
+        self.metrics.tokens_seen += count
         if self._last is None:
             self.metrics.ttft.observe(now - self.request.timings.submitted)
+            self.metrics.recent_ttft.add(now - self.request.timings.submitted)
             count -= 1
             share = 0.0
         else:
             share = (now - self._last) / count
         for _ in range(count):
             self.metrics.itl.observe(share)
+            self.metrics.recent_itl.add(share)
         self._last = now
         if now - self._flushed >= self.EVERY_S:
             self.flush(now)
