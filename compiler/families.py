@@ -22,6 +22,7 @@ PROOFS: Mapping[str, str] = {
     "cache": "chunks through the paged cache give the full pass's logits, and a verified tree those of its paths",
     "text": "the int8 CPU artifact, speculating, continues prompts as transformers does in f32 (greedy, where its choice is clear)",
     "onnx": "the captured and the raised graph as ONNX files give the same numbers in onnxruntime, within 1e-4",
+    "onnx-in": "an export by torch.onnx becomes the same row program, and continues a prompt greedily as transformers does",
     "gguf": "a GGUF file of the model, with the gguf package's own tensor names, gives transformers' logits within 1e-4",
     "exact": "every block dequantises as the gguf package does, bit for bit",
     "reads": "opens, reads every tensor exactly, and refuses what is missing, cut short or corrupt",
@@ -65,7 +66,7 @@ _SHORT, _LONG = [1.0 + 0.05 * i for i in range(16)], [1.0 + 0.4 * i for i in ran
 _LONGROPE = _rope("longrope", short_factor=_SHORT, long_factor=_LONG, original_max_position_embeddings=64, factor=4.0)
 _GEMMA: Mapping[str, Any] = {"head_dim": 32, "tie_word_embeddings": True, "hidden_activation": "gelu_pytorch_tanh"}
 _GRAPH = ("logits", "cache")
-_ALL = ("logits", "cache", "text", "gguf", "onnx")
+_ALL = ("logits", "cache", "text", "gguf", "onnx", "onnx-in")
 _FILE = ("logits", "cache", "gguf")
 
 FAMILIES: tuple[Family, ...] = (
@@ -84,7 +85,7 @@ FAMILIES: tuple[Family, ...] = (
     Family("OLMo 2", "olmo2", "norms behind attention and MLP, QK-norm over all heads", {}, _GRAPH),
     Family("Granite", "granite", "scaled embeddings, residuals and logits", {
         "embedding_multiplier": 2.0, "residual_multiplier": 0.5, "logits_scaling": 3.0, "attention_multiplier": 0.2}, _GRAPH),
-    Family("Phi-3", "phi3", "fused QKV and gate-up", proofs=("logits", "cache", "gguf", "onnx"), gguf="phi3"),
+    Family("Phi-3", "phi3", "fused QKV and gate-up", proofs=("logits", "cache", "gguf", "onnx", "onnx-in"), gguf="phi3"),
     Family("Phi-3, long", "phi3", "longrope, the long factors", {
         "rope_parameters": _LONGROPE, "original_max_position_embeddings": 64}, _FILE, "phi3"),
     Family("Phi-4-mini", "phi3", "the same, RoPE over part of a head", {"rope_parameters": _rope("default", partial_rotary_factor=0.75)}),
@@ -115,5 +116,6 @@ BLOCKS: Mapping[str, str] = {
 SOURCES: tuple[Source, ...] = (
     Source("Hugging Face folder", "config.json, safetensors (f32, f16, bf16; sharded or not), tokenizer.json, chat template", "reads"),
     Source("GGUF file", "the same model, tokenizer and chat template from llama.cpp's metadata", "reads"),
+    Source("ONNX file", "a decoder of opset 13 to 24, external data too, with config.json and tokenizer.json beside it", "reads"),
     *(Source(f"GGUF {kind}", what, "exact", kind) for kind, what in BLOCKS.items()),
 )

@@ -68,10 +68,11 @@ def spelled_out(editor: Editor, node: Node) -> bool:
             return False
         q, kt = (editor[name] for name in scores.inputs)
         q_scale, q = _scale(editor, q)
+        kt_scale, kt = _scale(editor, kt)
         if not isinstance(kt.op, Transpose) or {kt.op.a % 4, kt.op.b % 4} != {2, 3}:
             return False
         k_scale, k = _scale(editor, first(editor, kt))
-        return _raise(editor, node, q, k, v, Attention(scale * q_scale * k_scale, mask.op.window, softcap))
+        return _raise(editor, node, q, k, v, Attention(scale * q_scale * kt_scale * k_scale, mask.op.window, softcap))
     return False
 
 

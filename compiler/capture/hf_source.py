@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlsdc.compiler.capture.safetensors_file import SafetensorsFile
-from mlsdc.compiler.capture.source import Blocks, ModelSource
+from mlsdc.compiler.capture.source import Blocks, ModelSource, WeightSource
 from mlsdc.compiler.errors import CaptureError
 
 _INDEX = "model.safetensors.index.json"
@@ -62,7 +62,12 @@ class HfWeights:
 
 def hf_source(directory: Path, label: str) -> ModelSource:
     """Open a directory. Raises CaptureError for files that are missing, cut short or malformed."""
-    config = _json(directory, "config.json")
+    return folder_source(directory, label, HfWeights(directory), {})
+
+
+def folder_source(directory: Path, label: str, weights: WeightSource, facts: dict[str, Any], onnx: Path | None = None) -> ModelSource:
+    """What a folder says of a model beside its tensors. `facts` stand in for a config.json that is not there."""
+    config = _json(directory, "config.json", missing_ok=bool(facts)) or dict(facts)
     config |= {key: config[name] for key, names in OTHER_NAMES.items() for name in names if name in config and key not in config}
     for key in ("model_type", "vocab_size", *OTHER_NAMES):
         if key not in config:
@@ -76,12 +81,13 @@ def hf_source(directory: Path, label: str) -> ModelSource:
         name=directory.name,
         license=str(config.get("license", "")),
         config=config,
-        weights=HfWeights(directory),
+        weights=weights,
         tokenizer_json=tokenizer,
         chat_template=_chat_template(directory, tokenizer_config.get("chat_template")),
         num_tokens=_num_tokens(tokenizer, directory),
         bos_token_id=config.get("bos_token_id"),
         eos_token_ids=tuple(eos) if isinstance(eos, list) else () if eos is None else (eos,),
+        onnx=onnx,
     )
 
 

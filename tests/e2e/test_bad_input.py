@@ -108,7 +108,7 @@ def test_gguf_cut_short(smollm2_gguf: Path, tmp_path: Path) -> None:
         ("hardware=[h100, cpu-native]", "--set: hardware: h100,cpu-native: an artifact is for one kind of device"),
         ("passes.disable=[fuse-all]", "passes.disable: 'fuse-all' is not a pass"),
         ("limits.max_model_len=4096", "--set: limits.max_model_len: 4096, but the model was trained for at most 256 tokens"),
-        ("target.model=nowhere", "'nowhere' does not exist; a model is a .gguf file"),
+        ("target.model=nowhere", "'nowhere' does not exist; a model is a .gguf or .onnx file"),
     ],
 )
 def test_config_that_does_not_fit_the_model(tiny_yaml: Path, tmp_path: Path, override: str, message: str) -> None:
