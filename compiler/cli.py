@@ -20,6 +20,7 @@ VERBS = {
     "compile": "compile a model.yaml into one artifact",
     "train": "train heads or count n-grams for a model's cascade",
     "run": "answer a prompt with an artifact",
+    "chat": "talk to an artifact in the terminal",
     "serve": "serve an artifact with an OpenAI-compatible API",
     "bench": "measure an artifact on this machine",
     "eval": "measure what a KV-cache format costs in quality",
