@@ -1,4 +1,4 @@
-"""Measure an artifact on this machine: decode, prefill, verify or startup.
+"""Measure an artifact on this machine: decode, prefill, verify, startup, or spec (what drafts bring on your prompts).
 
 Cases run in turn, round after round, with a streaming read of memory in the same rounds; figures are medians with the lowest and the
 highest round. docs/bench.md says what is counted.
@@ -11,10 +11,15 @@ import json
 import os
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from mlsdc.runtime.errors import MlsdcError
 
-VERBS = ("decode", "prefill", "verify", "startup")
+if TYPE_CHECKING:
+    from mlsdc.runtime.bench.report import Report
+    from mlsdc.runtime.bench.spec import SpecReport
+
+VERBS = ("decode", "prefill", "verify", "startup", "spec")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -22,14 +27,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("artifact", type=Path)
     parser.add_argument("--threads", type=int, metavar="N", help="default: all cores this process may use")
     parser.add_argument("--device", default="auto", metavar="NAME", help="a target of the artifact (default: the best that fits)")
-    parser.add_argument("--rounds", type=int, default=7, metavar="N")
-    parser.add_argument("--tokens", type=int, default=64, metavar="N", help="decode: tokens a round")
+    parser.add_argument("--rounds", type=int, metavar="N", help="default 7, spec: 1")
+    parser.add_argument("--tokens", type=int, default=64, metavar="N", help="decode: tokens a round; spec: tokens a prompt")
     parser.add_argument("--context", type=numbers, metavar="N[,N]", help="decode: prompt tokens (1); verify: committed tokens (256,1024)")
     parser.add_argument("--lengths", type=numbers, default=(128, 1024), metavar="N[,N]", help="prefill: prompt lengths")
     parser.add_argument("--rows", type=numbers, default=(1, 2, 4, 8), metavar="N[,N]", help="verify: rows of a step")
     parser.add_argument("--peer", metavar="llama-bench=PATH", help="decode, prefill: run this program in turn and print ratios")
     parser.add_argument("--peer-model", metavar="GGUF")
     parser.add_argument("--profile", action="store_true", help="time by kernel, too")
+    parser.add_argument("--prompts", type=Path, metavar="FILE", help="spec: JSON lines of chats or texts, with a kind each")
+    parser.add_argument("--per-kind", type=int, metavar="N", help="spec: prompts of each kind (default: all)")
+    parser.add_argument("--batch", type=int, default=1, metavar="N", help="spec: prompts at once")
+    parser.add_argument("--temperature", type=float, default=0.0, metavar="T", help="spec")
+    parser.add_argument("--seed", type=int, default=0, help="spec")
+    parser.add_argument("--trace", type=Path, metavar="FILE", help="spec: write what the controller saw and chose, as JSON lines")
     parser.add_argument("--json", metavar="FILE", help="write everything as JSON, too; - prints it instead of the table")
 
 
@@ -46,15 +57,20 @@ def main(args: argparse.Namespace) -> int:
     from mlsdc.runtime.bench.peer import LlamaBench
     from mlsdc.runtime.bench.rig import Rig
 
-    for name in ("rounds", "tokens"):
+    if args.rounds is None:
+        args.rounds = 1 if args.what == "spec" else 7
+    for name in ("rounds", "tokens", "batch"):
         if getattr(args, name) < (2 if name == "tokens" else 1):
             raise MlsdcError(f"--{name}: {getattr(args, name)} is too few")
     threads = len(os.sched_getaffinity(0)) if args.threads is None else args.threads
     peer = LlamaBench.parse(args.peer, args.peer_model, threads) if args.peer else None
     if peer is not None and args.what not in ("decode", "prefill"):
         raise MlsdcError(f"--peer: `mlsdc bench {args.what}` has nothing to compare with it")
+    report: Report | SpecReport
     if args.what == "startup":
         report = verbs.startup(args.artifact, threads, rounds=args.rounds)
+    elif args.what == "spec":
+        report = spec(args, threads)
     else:
         with Rig(args.artifact, threads=threads, device=args.device) as rig:
             if args.what == "decode":
@@ -65,14 +81,43 @@ def main(args: argparse.Namespace) -> int:
             else:
                 contexts = args.context or (256, 1024)
                 report = verbs.verify(rig, contexts=contexts, rows=args.rows, rounds=args.rounds, profile=args.profile)
+    return show(args, report)
+
+
+def spec(args: argparse.Namespace, threads: int) -> SpecReport:
+    from mlsdc.runtime.artifact import Artifact
+    from mlsdc.runtime.bench.prompts import read_prompts
+    from mlsdc.runtime.bench.spec import SpecReport, measure
+    from mlsdc.runtime.engine import Engine
+
+    if args.prompts is None:
+        raise MlsdcError("--prompts: `mlsdc bench spec` wants a file of prompts")
+    prompts = read_prompts(args.prompts, args.per_kind)
+    sha256 = Artifact.open(args.artifact).sha256
+    with Engine.load(args.artifact, threads=threads, device=args.device) as engine:
+        if args.trace:
+            engine.drafting.controller.trace = []
+        kinds = measure(engine, prompts, batch=args.batch, rounds=args.rounds, max_tokens=args.tokens, temperature=args.temperature,
+                        seed=args.seed)
+        if args.trace:
+            write(args.trace, "--trace", "".join(json.dumps(event) + "\n" for event in engine.drafting.controller.trace or ()))
+        target = engine.device.name
+    return SpecReport(args.artifact.name, sha256, target, threads, args.batch, args.temperature, args.tokens, args.rounds, kinds)
+
+
+def write(path: Path, option: str, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise MlsdcError(f"{option}: {path} cannot be written: {error.strerror}") from None
+
+
+def show(args: argparse.Namespace, report: Report | SpecReport) -> int:
     text = json.dumps(report.to_json(), indent=1) + "\n"
     if args.json == "-":
         sys.stdout.write(text)
         return 0
     if args.json:
-        try:
-            Path(args.json).write_text(text, encoding="utf-8")
-        except OSError as error:
-            raise MlsdcError(f"--json: {args.json} cannot be written: {error.strerror}") from None
+        write(Path(args.json), "--json", text)
     print("\n".join(report.lines()))
     return 0

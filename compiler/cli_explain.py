@@ -60,10 +60,7 @@ def cascade(artifact: Artifact, passes: Mapping[str, Any], measured: Mapping[str
         yield "  plain decoding: the model.yaml names no level that guesses"
         return
     chain = " -> ".join(f"{level.name} ({level.kind})" for level in manifest.levels)
-    yield f"  {chain}: {plan.draft_tokens} nodes a step, at most {plan.max_draft_tokens} on request; off is always possible"
-    free = passes.get("plan-cascade", {}).get("options", {}).get("free_rows")
-    if free is not None:
-        yield f"  planned  the target verifies {free} rows for about the price of one: the last token and {free - 1} nodes are nearly free"
+    yield f"  {chain}: up to {plan.draft_tokens} nodes a step, as many of them as pay, step by step; off is always possible"
     if measured is None:
         yield "  measured nothing yet: give the file of `mlsdc trace` as a second argument"
         return

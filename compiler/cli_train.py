@@ -14,6 +14,7 @@ from types import ModuleType
 # level -> module with add_arguments(parser) and main(args) -> exit code
 LEVELS = {
     "heads": "mlsdc.compiler.heads.train_cli",
+    "counts": "mlsdc.compiler.cli_train_counts",
 }
 
 

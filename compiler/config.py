@@ -48,7 +48,7 @@ class NgramConfig:
     order: int = option(4, low=1, high=8)
     max_nodes: int = option(7, low=1, high=SCRATCH_SLOTS - 1)
     width: int = option(6, low=1, high=8)
-    min_probability: float = option(0.3, low=0.0, high=1.0)
+    min_probability: float = option(0.02, low=0.0, high=1.0)
     counts: str | None = option(None)
     live_weight: float = option(32.0, low=0.01, high=1000.0)
 

@@ -19,7 +19,7 @@ def counts_files(config: Config, source: ModelSource) -> dict[str, bytes]:
     """Path in the artifact -> bytes of every level's counts. Raises ConfigError, naming the level, for what is no file of counts, is
     corrupt, or was counted with another tokenizer."""
     files = {}
-    for i, level in enumerate(config.cascade):
+    for i, (where, level) in enumerate(config.drafters()):
         counts = getattr(level, "counts", None)
         if not counts:
             continue
@@ -28,9 +28,9 @@ def counts_files(config: Config, source: ModelSource) -> dict[str, bytes]:
             file = open_file(path)
             Counts.open(path, source.vocab_size)
         except ArtifactError as error:
-            config.fail(f"cascade[{i}].counts", str(error))
+            config.fail(f"{where}.counts", str(error))
         if file.metadata.get("tokenizer") != source_tokenizer_id(source):
-            config.fail(f"cascade[{i}].counts", f"{path.name}: counted with another tokenizer than {source.label} has (as many tokens, "
+            config.fail(f"{where}.counts", f"{path.name}: counted with another tokenizer than {source.label} has (as many tokens, "
                         "other texts); count again with `mlsdc train --level counts`")
         files[counts_name(level, i)["counts"]] = path.read_bytes()
     return files

@@ -37,7 +37,7 @@ __all__ = ["PassOptions", "default_pipeline"]
 class PassOptions:
     """What the passes need to know. `vocab_size` 0: every id of the head may be chosen. `disable` leaves passes out by name.
 
-    `free_rows` is how many rows the target verifies for about the price of one. Without a `calibration` no activations get a second plane.
+    Without a `calibration` no activations get a second plane.
     """
 
     limits: Limits = Limits(max_model_len=2048, max_num_seqs=8, max_num_batched_tokens=256, max_logit_rows=64, max_tree_nodes=7)
@@ -45,7 +45,6 @@ class PassOptions:
     weights: str = "int8"
     kv_format: str = "bf16"
     kv_page_size: int = 32
-    free_rows: int = 8
     calibration: Calibration | None = None
     disable: tuple[str, ...] = ()
 
@@ -76,7 +75,7 @@ def default_pipeline(options: PassOptions) -> tuple[Pass, ...]:
         FuseQkv(),
         FuseGateUp(),
         FuseResidual(),
-        PlanCascade(options.free_rows),
+        PlanCascade(),
     )
     check_disabled(options.disable, tuple(pass_.name for pass_ in passes))
     return tuple(pass_ for pass_ in passes if pass_.name not in options.disable)

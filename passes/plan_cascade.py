@@ -23,25 +23,23 @@ class PlanCascade(Pass):
 
     After::
 
-        levels: ngram {max_nodes=16}, target    plan: max_draft_tokens=16, draft_tokens=7
+        levels: ngram {max_nodes=16}, target    plan: max_draft_tokens=16, draft_tokens=16
 
-    `free_rows` is how many rows the target verifies for about the price of one; the default plan drafts into them and no further:
-    min(max_nodes, free_rows - 1), the row of the last committed token being one of them. A cascade without a drafting level gets the
-    plan 0, 0.
+    Both are the most nodes a level may propose: what of them is worth verifying is decided step by step
+    (runtime/controller.py). A cascade without a drafting level gets the plan 0, 0.
 
     Raises, naming the level: IrError for a cascade that is none (compiler.cascade.check_cascade); ConfigError for a target without a
     `forward` program, and for a drafting level whose `max_nodes` is missing or outside 1..63.
     """
 
     name: ClassVar[str] = "plan-cascade"
-    free_rows: int = 8
 
     def run(self, module: Module) -> Module:
         check_cascade(module)
         if "forward" not in module.target.graphs:
             raise ConfigError(f"cascade: level '{module.target.name}' is the target, but has no 'forward' program")
         widest = max((max_nodes(level) for level in module.levels[:-1]), default=0)
-        return replace(module, plan=Plan(max_draft_tokens=widest, draft_tokens=min(widest, max(0, self.free_rows - 1))))
+        return replace(module, plan=Plan(max_draft_tokens=widest, draft_tokens=widest))
 
 
 def max_nodes(level: LevelModule) -> int:

@@ -1,47 +1,79 @@
 """Drafting: which nodes each decoding item sends to be verified, and what is learned from the outcome.
 
 The engine's step calls `draft` before its rows are written and `committed` once the target has chosen; between them it knows nothing of
-levels. The step owns it: not thread-safe.
+levels. Levels propose, the controller (runtime/controller.py) chooses what is sent and how many nodes the scheduler makes room for in
+the next step. The step owns it: not thread-safe.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 
+from mlsdc.runtime.controller import Controller, Drafter, Proposal
 from mlsdc.runtime.levels.base import Level, LevelState
 from mlsdc.runtime.levels.compose import compose
 from mlsdc.runtime.manifest import Manifest
 from mlsdc.runtime.request import Request, StepItem
+from mlsdc.runtime.tree import Tree
 
 
 class Drafting:
     """The drafting levels of one engine, cheapest first; none of them: plain decoding."""
 
-    def __init__(self, manifest: Manifest, levels: Sequence[Level]) -> None:
+    def __init__(self, manifest: Manifest, levels: Sequence[Level], controller: Controller | None = None, *,
+                 clock: Callable[[], float] = time.perf_counter) -> None:
         """Raises ArtifactError."""
         self.levels = tuple(levels)
-        self.level = compose(levels, [info for level in levels for info in manifest.levels if info.name == level.name], manifest.levels[-1].name)
+        infos = [info for level in levels for info in manifest.levels if info.name == level.name]
+        self.level = compose(levels, infos, manifest.levels[-1].name)
         self.reads_target = self.level is not None and self.level.reads_target
+        self.controller = Controller() if controller is None else controller
+        self.clock = clock
         self._vocab_size = manifest.model.vocab_size
         self._names = (*(level.name for level in manifest.levels), "grammar")  # forced tokens count as a level of their own
+        self._drafters: dict[int, Drafter] = {}  # by request id
+        self._asked: dict[int, tuple[Proposal, int]] = {}  # this step's proposals, and how many tokens their requests had
+        self._step: tuple[int, int, float] | None = None  # rows, context and start of the step that runs
 
     def draft(self, items: Sequence[StepItem]) -> None:
         """Set each decoding item's tree, of at most its budget. A draft that cannot be verified is no draft."""
         level = self.level
-        wanted = [item for item in items if item.budget]
-        if level is None or not wanted:
+        if level is None:
             return
-        states = [self._state(item.request) for item in wanted]
-        trees = level.propose_all(states, [item.budget for item in wanted])
-        for item, tree in zip(wanted, trees, strict=True):
-            if 0 < len(tree) <= item.budget and min(tree.tokens) >= 0 and max(tree.tokens) < self._vocab_size:
+        self._asked.clear()
+        decoding = [item for item in items if item.decodes]
+        rows, sequences = sum(item.rows for item in items), len(decoding)
+        context = sum(item.request.num_computed for item in decoding) // max(1, sequences)
+        wanted = [item for item in decoding if item.budget]
+        if wanted:
+            start = self.clock()
+            states = [self._state(item.request) for item in wanted]
+            trees = level.propose_all(states, [item.budget for item in wanted])
+            proposals = [
+                Proposal(self._drafter(item.request), tree, item.request.params.temperature > 0)
+                for item, tree in zip(wanted, trees, strict=True) if self._fits(item, tree)]
+            able = [item for item, tree in zip(wanted, trees, strict=True) if self._fits(item, tree)]
+            kept = self.controller.choose(proposals, rows, sequences, context, self.clock() - start)
+            for item, proposal, tree in zip(able, proposals, kept, strict=True):
                 item.tree = tree
+                self._asked[item.request.id] = proposal, len(item.request.tokens)
+                rows += len(tree)
+        self._step = (rows, context, self.clock()) if decoding else None
+
+    def _fits(self, item: StepItem, tree: Tree) -> bool:
+        return len(tree) <= item.budget and (not tree or (min(tree.tokens) >= 0 and max(tree.tokens) < self._vocab_size))
+
+    def _drafter(self, request: Request) -> Drafter:
+        return self._drafters.setdefault(request.id, Drafter(request.id))
 
     def _state(self, request: Request) -> LevelState:
         """The level's state of the request, which has seen all of its committed tokens."""
         assert self.level is not None
         if request.drafter is None:
             request.drafter = self.level.start()
+            if request.params.temperature > 0:
+                request.drafter.couple(request.seed)
         if request.num_observed < len(request.tokens):
             request.drafter.observe(request.tokens[request.num_observed :])
             request.num_observed = len(request.tokens)
@@ -55,15 +87,26 @@ class Drafting:
 
     def committed(self, item: StepItem, accepted: Sequence[int]) -> None:
         """The target chose: `accepted` are the indices of the nodes of the item's tree that were committed."""
-        tree = item.tree
+        if self._step is not None:
+            rows, context, start = self._step
+            self._step = None
+            self.controller.step(rows, context, self.clock() - start)
+        request, tree = item.request, item.tree
+        if self.level is not None and request.budget:
+            asked = self._asked.pop(request.id, None)
+            if asked is not None:
+                proposal, before = asked
+                self.controller.learn(proposal, request.tokens[before:])
+            request.wish = self.controller.wish(self._drafter(request), request.budget)
         if not tree:
-            item.request.statistics.steps += 1
+            request.statistics.steps += 1
             return
         names = [self._names[i] for i in tree.levels or (0,) * len(tree)]
-        item.request.statistics.count_step(names, tree.depths(), set(accepted))
+        request.statistics.count_step(names, tree.depths(), set(accepted))
 
     def end(self, request: Request) -> None:
         """The request is over: forget what was kept for it."""
         if request.drafter is not None:
             request.drafter.close()
         request.drafter = None
+        self._drafters.pop(request.id, None)

@@ -54,7 +54,7 @@ class Engine:
         self.tokenizer = tokenizer
         self.pool = level_pool(slabs, memory) if slabs else KvPool.alone(
             memory.num_pages, memory.buffers.page_size, copy_page=memory.copy_page)
-        self.scheduler = Scheduler(manifest.limits, self.pool, manifest.plan.draft_tokens + 1)
+        self.scheduler = Scheduler(manifest.limits, self.pool)
         self.drafting = Drafting(manifest, levels)
         masked = memory.buffers.masks.shape[1] > 0
         grammars = GrammarCompiler(tokenizer, manifest.model.vocab_size, manifest.model.eos_token_ids) if masked else None

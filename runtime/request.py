@@ -114,6 +114,7 @@ class Request:
         self.prompt_logprobs: list[TokenLogprobs] | None = None if params.prompt_logprobs is None else reported
         self.grammar: Matcher | None = None  # where its output stands in the grammar it asked for
         self.budget = budget  # most nodes a step may draft for it; 0: no speculation, no scratch slab
+        self.wish = budget  # how many the next step is to make room for, by the controller
         self.detokenizer = detokenizer
         self.table = PageTable()
         self.num_computed = 0  # leading tokens whose keys lie in pages

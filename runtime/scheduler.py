@@ -1,7 +1,7 @@
 """Which rows the next step computes: continuous batching, decided anew at every step.
 
 Requests are served by (priority, arrival), the lower first. Order: (1) every decoding sequence gets its row; (2) what is left of the
-budgets is shared out as drafted nodes, no more than is nearly free, and at most half of it while prompts wait; (3) prompts of admitted
+budgets is shared out as room for drafted nodes, as many as requests wish for, half of it while prompts wait; (3) prompts of admitted
 sequences go on in chunks; (4) waiting requests are admitted, the first in line first and nobody past it, while pages last. A sequence
 that cannot grow preempts the last one in line, which is computed again later (with its own sealed pages likely still cached); so does a
 waiting request of a better priority. The first in line always fits, so the queue always moves.
@@ -23,10 +23,8 @@ from mlsdc.runtime.step import Limits
 class Scheduler:
     """Requests waiting and running; owns the pool's tables through them. Not thread-safe: the engine's step owns it."""
 
-    def __init__(self, limits: Limits, pool: KvPool, free_rows: int) -> None:
-        """`free_rows`: decoding rows cost by multiples of it (a tile of rows reads the weights once); drafts fill the last tile."""
+    def __init__(self, limits: Limits, pool: KvPool) -> None:
         self.limits = limits
-        self.free_rows = free_rows
         self.pool = pool
         self.waiting: list[Request] = []  # both in the order of service
         self.running: list[Request] = []
@@ -120,12 +118,11 @@ class Scheduler:
         """Set the items' node budgets, equal shares of `spare` rows; no sequence is preempted for a draft. Returns their sum."""
         if self.waiting or len(self.running) > len(items):
             spare //= 2
-        spare = min(spare, -len(items) % self.free_rows)  # a row more costs about what it brings if it is sure to be right (law L4)
         total = 0
         for i, item in enumerate(items):
             request = item.request
             # a draft deeper than what may still be committed is wasted: the choice after it is one token more
-            budget = min(request.budget, (spare - total) // (len(items) - i), request.max_length - len(request.tokens) - 1)
+            budget = min(request.wish, (spare - total) // (len(items) - i), request.max_length - len(request.tokens) - 1)
             if budget > 0 and self.pool.can_append(request.table, len(request.tokens) + budget, request.num_computed):
                 self.pool.append(request.table, len(request.tokens) + budget, request.num_computed)
                 item.budget = budget

@@ -20,7 +20,7 @@ def ngram_specs(order: int) -> tuple[KernelSpec, ...]:
         "ngram_observe": ("S: u64", "TOKENS: i32"),
         "ngram_rollback": ("S: u64",),
         "ngram_propose": ("LIVE: u64", "ENTRIES: u32", "KINDS: u8", "VOCAB: i32", "TREE: i32", "P: f32", "slots: int", "reach: int",
-                          "budget: int", "width: int", "weight: float", "floor: float"),
+                          "budget: int", "width: int", "coupled: int", "seed: int", "weight: float", "floor: float"),
     }
     return tuple(KernelSpec(name, P.Ngram(name, order), arguments) for name, arguments in abi.items())
 

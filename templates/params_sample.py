@@ -16,6 +16,7 @@ class Ngram(TirParams):
     order: int = 4
 
     waiting = 128
+    drawn = 0.004  # tokens less likely than this are not looked up among the draws
     passed = 64  # room in front of the waiting ones for those that were taken
     followers = 6
 

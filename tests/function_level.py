@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from mlsdc.runtime.controller import Controller, Drafter, Proposal
+from mlsdc.runtime.engine import Engine
 from mlsdc.runtime.levels.base import Level, LevelState
 from mlsdc.runtime.tree import Tree
 
@@ -21,6 +23,22 @@ class FunctionLevel(Level):
 
     def start(self) -> LevelState:
         return FunctionState(self.function)
+
+
+class SendAll(Controller):
+    """Every proposed node is verified, whatever it costs: tests of drafts want to see them sent."""
+
+    def choose(self, proposals: Sequence[Proposal], rows: int, sequences: int, context: int, draft_s: float) -> list[Tree]:
+        return [proposal.tree for proposal in proposals]
+
+    def wish(self, drafter: Drafter, budget: int) -> int:
+        return budget
+
+
+def sends_all(engine: Engine) -> Engine:
+    """The same engine, with nothing cut from its drafts."""
+    engine.drafting.controller = SendAll()
+    return engine
 
 
 class FunctionState(LevelState):

@@ -33,6 +33,9 @@ class LevelState(ABC):
     @abstractmethod
     def rollback(self, num_tokens: int) -> None: ...
 
+    def couple(self, seed: int) -> None:
+        """The request's choices will be drawn with this seed (law L1): proposals may look at the same draws. Once, before the first one."""
+
     def close(self) -> None:
         """The request is over: give back what it holds on a device."""
 

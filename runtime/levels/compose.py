@@ -39,6 +39,10 @@ class MergedState(LevelState):
         for state in self.states:
             state.rollback(num_tokens)
 
+    def couple(self, seed: int) -> None:
+        for state in self.states:
+            state.couple(seed)
+
     def close(self) -> None:
         for state in self.states:
             state.close()

@@ -25,9 +25,11 @@ from mlsdc.runtime.errors import ArtifactError
 from mlsdc.runtime.levels.base import Level, LevelState
 from mlsdc.runtime.levels.counts import Counts
 from mlsdc.runtime.manifest import LevelInfo
+from mlsdc.runtime.sampling.noise import gumbel
 from mlsdc.runtime.tree import EMPTY, MAX_NODES, Tree
 
 FOLLOWERS = 6  # of a context, those a proposal looks at (templates/tir/ngram.jinja)
+DRAWN = 0.004  # tokens less likely than this are not looked up among the draws
 WAITING = 128  # most candidates of a search
 DEFAULTS: dict[str, float] = {"order": 4, "max_nodes": 16, "width": FOLLOWERS, "min_probability": 0.0, "live_weight": 1.0}
 MAX_WIDTH = 8
@@ -80,6 +82,7 @@ class NgramState(LevelState):
         self.history: list[int] = []
         self.records: dict[tuple[int, ...], _Record] = {}
         self.pairs: dict[tuple[int, ...], int] = {}  # (*context, token) -> count
+        self.seed: int | None = None
         self.journal: list[list[tuple[int, tuple[int, int]]]] = []  # per token and context: its old place, who had to leave
 
     def observe(self, tokens: Sequence[int]) -> None:
@@ -111,6 +114,9 @@ class NgramState(LevelState):
                 if not record.total:
                     del self.records[context]
 
+    def couple(self, seed: int) -> None:
+        self.seed = seed
+
     def propose(self, budget: int) -> Tree:
         level = self.level
         budget = min(budget, level.max_nodes)
@@ -121,9 +127,9 @@ class NgramState(LevelState):
         children: dict[int, int] = {}
         node, path = -1, np.float32(1)
         context = list(self.history[-level.order :])
-        contexts = {-1: context}
+        contexts, depths = {-1: context}, {-1: 0}
         while budget > 0:
-            for own, token in self._followers(contexts[node]):
+            for own, token in self._drawn(self._followers(contexts[node]), len(self.history) + depths[node]):
                 score = path * own
                 if score < level.min_probability or score <= 0 or (len(waiting) == WAITING and score <= waiting[0][0]):
                     continue
@@ -139,6 +145,7 @@ class NgramState(LevelState):
                 break
             path, own, token, parent = waiting.pop()
             node = len(tokens)
+            depths[node] = depths[parent] + 1
             children[parent] = children.get(parent, 0) + 1
             contexts[node] = [*contexts[parent], token][-level.order :]
             tokens.append(token)
@@ -147,6 +154,15 @@ class NgramState(LevelState):
             if len(tokens) == budget:
                 break
         return level.tree(tokens, parents, probabilities)
+
+    def _drawn(self, followers: Sequence[tuple[np.float32, int]], position: int) -> list[tuple[np.float32, int]]:
+        """Chances that the tokens are drawn at `position`, if the request draws: p / E over the sum of all, E the draws of law L1."""
+        if self.seed is None or not followers:
+            return list(followers)
+        rest = max(0.0, 1 - sum(float(p) for p, _ in followers))
+        draws = np.exp(-gumbel(self.seed, position, np.array([token for _, token in followers])))
+        weights = [float(p) / float(draw) if p >= np.float32(DRAWN) else float(p) for (p, _), draw in zip(followers, draws, strict=True)]
+        return [(np.float32(w / (sum(weights) + rest)), token) for w, (_, token) in zip(weights, followers, strict=True)]
 
     def _contexts(self, history: Sequence[int]) -> list[tuple[int, ...]]:
         """The last 0..order tokens."""

@@ -79,6 +79,7 @@ class NativeNgramState(LevelState):
         self._tree = aligned((3 * 64,), "i4")  # tokens, parents, count
         self._probabilities = aligned((64,), "f4")
         self._pointers = address(self._tree), address(self._probabilities)
+        self._draws = 0, 0
         self._grow(FIRST_TOKENS)
 
     def _grow(self, num_tokens: int) -> None:
@@ -95,6 +96,9 @@ class NativeNgramState(LevelState):
         """The observed tokens, i32."""
         start = int(self.words[6])
         return self.words[start : start + self.num_observed].astype(np.int32)
+
+    def couple(self, seed: int) -> None:
+        self._draws = 1, seed - (seed >> 63 << 64)  # as a signed word
 
     def observe(self, tokens: Sequence[int]) -> None:
         if not len(tokens):
@@ -119,7 +123,7 @@ class NativeNgramState(LevelState):
         if budget <= 0:
             return EMPTY
         level.propose_tree(
-            0, 1, self._address, *level.tables, *self._pointers, *level.sizes, budget, level.width, level.live_weight,
-            level.min_probability)
+            0, 1, self._address, *level.tables, *self._pointers, *level.sizes, budget, level.width, *self._draws,
+            level.live_weight, level.min_probability)
         count = int(self._tree[128])
         return level.tree(self._tree[:count].tolist(), self._tree[64 : 64 + count].tolist(), self._probabilities[:count].tolist())

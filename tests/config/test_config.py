@@ -35,7 +35,7 @@ def refusal(tmp_path: Path, text: str, *overrides: str) -> str:
 def test_example_reads(root: Path) -> None:
     config = load_config(root / "examples" / "smollm2.yaml")
     assert config.target.kv.dtype == "bf16"
-    assert config.cascade == (NgramConfig("ngram", "counts", 5, 16, 6, 0.3, "heads/smollm2.counts"),)
+    assert config.cascade == (NgramConfig("ngram", "counts", 5, 16, counts="heads/smollm2.counts"),)
     assert config.memory.kv_pool == 256 * 2**20
 
 

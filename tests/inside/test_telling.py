@@ -18,7 +18,7 @@ from tests.inside.model import Tiny
 def test_explain_names_cascade_cache_passes_and_kernels(tiny: Tiny, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["explain", str(tiny.artifact)]) == 0
     said = capsys.readouterr().out
-    assert "lookup (ngram) -> target (model): 7 nodes a step" in said
+    assert "lookup (ngram) -> target (model): up to 7 nodes a step" in said
     assert "bf16, 16 bits an element: 512 bytes a token" in said
     assert "fired   4 x  x + linear_q(h, w) -> linear_q(h, w, x)" in said
     assert "declined at all" in said

@@ -12,6 +12,7 @@ from mlsdc.runtime.levels.base import Level
 from mlsdc.runtime.request import Request
 from mlsdc.runtime.step import Array, Header
 from mlsdc.runtime.tree import Tree, ancestor_words
+from tests.function_level import sends_all
 
 POISON = 0xFF  # NaN in bf16
 
@@ -21,7 +22,7 @@ def engine_over(engine: Engine, level: Level | None = None, *, num_pages: int | 
     memory, all_pages = engine._memory, engine._memory.num_pages
     memory.num_pages = num_pages or all_pages
     try:
-        made = Engine(engine.manifest, engine.device, memory, [level] if level else [], tokenizer=engine.tokenizer)
+        made = sends_all(Engine(engine.manifest, engine.device, memory, [level] if level else [], tokenizer=engine.tokenizer))
     finally:
         memory.num_pages = all_pages
     poison(made, range(engine._memory.num_pages))

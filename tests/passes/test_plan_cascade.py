@@ -19,12 +19,8 @@ def cascade(*params: dict[str, Any], target: LevelModule = TARGET) -> Module:
     return Module("tiny", (*(LevelModule(f"ngram{i}", "ngram", p) for i, p in enumerate(params)), target))
 
 
-def test_drafts_into_the_rows_that_cost_nothing() -> None:
-    assert PlanCascade(free_rows=8).run(cascade({"max_nodes": 16})).plan == Plan(max_draft_tokens=16, draft_tokens=7)
-
-
-def test_drafts_no_more_than_the_level_proposes() -> None:
-    assert PlanCascade(free_rows=8).run(cascade({"max_nodes": 3})).plan == Plan(max_draft_tokens=3, draft_tokens=3)
+def test_drafts_as_much_as_the_level_may_propose() -> None:
+    assert PlanCascade().run(cascade({"max_nodes": 16})).plan == Plan(max_draft_tokens=16, draft_tokens=16)
 
 
 def test_a_target_alone_drafts_nothing() -> None:

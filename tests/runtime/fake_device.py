@@ -19,6 +19,7 @@ from mlsdc.runtime.manifest import LevelInfo, Manifest, ModelInfo, Plan
 from mlsdc.runtime.sampling.oracle import sample
 from mlsdc.runtime.step import Array, Header, Limits, StepBuffers, mask_words
 from mlsdc.runtime.tokenizer import Tokenizer
+from tests.function_level import sends_all
 
 VOCAB = 13
 POISON = -77
@@ -182,4 +183,4 @@ def make_engine(level: Level | None = None, *, page_size: int = 4, num_pages: in
     info = [LevelInfo(level.name, level.kind, {})] if level else []
     manifest = make_manifest(limits, vocab=vocab, eos=eos, drafts=drafts, levels=info)
     memory = FakeMemory(limits, page_size, num_pages, vocab)
-    return Engine(manifest, FakeDevice(), memory, [level] if level else [], tokenizer=tokenizer)
+    return sends_all(Engine(manifest, FakeDevice(), memory, [level] if level else [], tokenizer=tokenizer))

@@ -17,6 +17,7 @@ from mlsdc.runtime.levels.base import Level
 from mlsdc.runtime.manifest import LevelInfo
 from mlsdc.runtime.slabs import SlabPool
 from mlsdc.runtime.step import Header, Limits, StepBuffers
+from tests.function_level import sends_all
 
 EIGHTS = Tail(8, 8, 8)
 
@@ -108,7 +109,7 @@ def make_grouped(level: Level | None = None, *, tail: Tail = EIGHTS, slabs: int 
     info = [LevelInfo(level.name, level.kind, {})] if level else []
     manifest = make_manifest(limits, drafts=drafts, levels=info)
     memory = GroupedMemory(limits, tail, slabs * slab_bytes, VOCAB, page_bytes, wide_bytes)
-    return Engine(manifest, FakeDevice(), memory, [level] if level else [], slabs=SlabPool(slabs, slab_bytes))
+    return sends_all(Engine(manifest, FakeDevice(), memory, [level] if level else [], slabs=SlabPool(slabs, slab_bytes)))
 
 
 def poison(engine: Engine) -> None:

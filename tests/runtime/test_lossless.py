@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 
 import pytest
 from fake_device import VOCAB, continuation, make_engine
 from proposers import LEVELS, random_trees
 
+from mlsdc.runtime.controller import Controller
 from mlsdc.runtime.sampling_params import SamplingParams, Speculation
 
 
@@ -68,6 +70,20 @@ def test_a_step_never_exceeds_its_limits_and_batches_many_sequences() -> None:
     engine.generate(prompts_of(9, 30), SamplingParams(max_tokens=20))
     rows = engine._memory.rows_run  # type: ignore[attr-defined]
     assert max(rows) == engine.manifest.limits.max_num_batched_tokens
+
+
+@pytest.mark.parametrize("name", LEVELS)
+def test_whatever_the_controller_cuts_the_text_is_the_targets(name: str) -> None:
+    """Times that jump about make it send all, some or nothing from step to step."""
+    rng = random.Random(name)
+    times = itertools.accumulate(rng.choice((1e-5, 1e-3, 0.05)) for _ in itertools.count())
+    engine = make_engine(LEVELS[name]())
+    engine.drafting.controller = Controller()
+    engine.drafting.clock = lambda: next(times)
+    prompts = prompts_of(5, 6)
+    results = engine.generate(prompts, SamplingParams(max_tokens=60))
+    assert [result.token_ids for result in results] == [continuation(prompt, 60) for prompt in prompts]
+    engine.check_integrity()
 
 
 def test_an_accepting_draft_takes_fewer_steps() -> None:

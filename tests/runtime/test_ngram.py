@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -73,6 +74,24 @@ def test_a_smaller_budget_gives_the_beginning_of_the_larger_tree(tokens: list[in
     large, small = state.propose(12), state.propose(5)
     assert small.tokens == large.tokens[:5]
     assert small.parents == large.parents[:5]
+
+
+def test_where_counts_are_right_the_coupled_child_is_the_samplers_choice() -> None:
+    """Law L1's choice is the largest of log p + Gumbel: who knows p and looks at the same draws says it before it is made."""
+    from mlsdc.runtime.sampling.noise import gumbel
+
+    history = [1, 2, 1, 3, 1, 2, 1, 4, 1, 3, 1, 2, 1]
+    uncoupled = 0
+    for seed in range(50):
+        state = ngram(order=1, width=8).start()
+        assert isinstance(state, NgramState)
+        state.observe(history)
+        known = {token: float(p) for p, token in state._followers([1])}
+        choice = int((gumbel(seed, len(history), np.arange(6)) + np.log([known.get(i, 1e-9) for i in range(6)])).argmax())
+        uncoupled += state.propose(1).tokens[0] == choice
+        state.couple(seed)
+        assert state.propose(1).tokens[0] == choice
+    assert uncoupled < 40
 
 
 def test_an_empty_history_proposes_nothing() -> None:

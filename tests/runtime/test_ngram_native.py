@@ -138,6 +138,16 @@ def test_static_counts_are_added_to_the_requests_own_as_in_the_plain_state(
         assert_same(native.propose(16), plain.propose(16))
 
 
+@settings(max_examples=60)
+@given(TOKENS | FLAT, st.integers(0, 2**64 - 1), st.integers(1, 20))
+def test_coupled_proposals_are_the_plain_states(functions: Functions, tokens: list[int], seed: int, budget: int) -> None:
+    native, plain = start(functions, max_nodes=20), NgramLevel(info(max_nodes=20)).start()
+    for state in (native, plain):
+        state.couple(seed)
+        state.observe(tokens)
+    assert_same(native.propose(budget), plain.propose(budget))
+
+
 def test_what_the_request_says_outweighs_static_counts(functions: Functions, tmp_path_factory: pytest.TempPathFactory) -> None:
     counts = counted(tmp_path_factory, [[5, 6, 7, 8] * 3], 3)
     state = NativeNgramLevel(info(width=1, live_weight=32.0), 0, functions, counts).start()

@@ -1,0 +1,163 @@
+"""What speculation brings on given prompts: every batch is decoded plainly and with drafts in turn, by one engine.
+
+Tokens per step and speeds are of decoding: a batch's clock starts when the last of its prompts is done. A token's time is the time since
+the deltas before it, shared by the tokens of one delta.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any
+
+from mlsdc.runtime.bench.prompts import BenchPrompt
+from mlsdc.runtime.engine import Engine
+from mlsdc.runtime.errors import MlsdcError
+from mlsdc.runtime.request import Delta
+from mlsdc.runtime.sampling_params import SamplingParams, Speculation
+
+FORMAT = 1
+PLAIN = Speculation(enabled=False)
+
+
+@dataclass
+class Side:
+    """Sums of one way of decoding. `seconds` and `tokens` count what came after the batches' last first token."""
+
+    seconds: list[float] = field(default_factory=list)
+    tokens: int = 0
+    steps: int = 0
+    stepped: int = 0  # tokens of those steps
+    token_s: list[float] = field(default_factory=list)
+
+    @property
+    def speed(self) -> float:
+        return self.tokens / sum(self.seconds) if self.seconds else 0.0
+
+    @property
+    def length(self) -> float:
+        return self.stepped / self.steps if self.steps else 0.0
+
+    def quantile(self, share: float) -> float:
+        ordered = sorted(self.token_s)
+        return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else 0.0
+
+
+@dataclass(frozen=True)
+class KindFigures:
+    """`ratio`: plain seconds over seconds with drafts, batch by batch (medians of rounds), all batches of the kind together."""
+
+    kind: str
+    prompts: int
+    length: float
+    speed: float
+    plain_speed: float
+    ratio: float
+    p50_ms: float
+    p99_ms: float
+    plain_p50_ms: float
+    plain_p99_ms: float
+    different: int  # texts that are not the plain ones: 0 in exact mode (law L1)
+
+
+@dataclass(frozen=True)
+class SpecReport:
+    artifact: str
+    sha256: str
+    target: str
+    threads: int | None
+    batch: int
+    temperature: float
+    max_tokens: int
+    rounds: int
+    kinds: Sequence[KindFigures]
+
+    def to_json(self) -> dict[str, Any]:
+        return {"format": FORMAT, "verb": "spec", **{key: value for key, value in vars(self).items() if key != "kinds"},
+                "kinds": [vars(kind) for kind in self.kinds]}
+
+    def lines(self) -> list[str]:
+        head = (f"spec: {self.artifact} ({self.sha256[:12]}), {self.target}, batch {self.batch}, T {self.temperature:g}, "
+                f"{self.max_tokens} tokens, {self.rounds} rounds")
+        table = [f"{'kind':12} {'prompts':>7} {'tok/step':>8} {'tok/s':>7} {'plain':>7} {'ratio':>6}   {'p50':>6} {'p99':>6} ms a token   "
+                 f"{'plain p50':>9} {'p99':>6}"]
+        for k in self.kinds:
+            table.append(f"{k.kind:12} {k.prompts:7} {k.length:8.2f} {k.speed:7.1f} {k.plain_speed:7.1f} {k.ratio:6.2f}   {k.p50_ms:6.2f} "
+                         f"{k.p99_ms:6.2f}              {k.plain_p50_ms:9.2f} {k.plain_p99_ms:6.2f}")
+        different = sum(k.different for k in self.kinds)
+        return [head, *table, f"texts that differ from plain decoding: {different}"]
+
+
+def measure(engine: Engine, prompts: Sequence[BenchPrompt], *, batch: int = 1, rounds: int = 1, max_tokens: int = 128,
+            temperature: float = 0.0, seed: int = 0) -> list[KindFigures]:
+    """Figures of each kind, and of all of them. Raises MlsdcError, RequestError."""
+    if not engine.drafting.levels:
+        raise MlsdcError("this artifact has no drafting level: there is nothing to compare")
+    kinds = list(dict.fromkeys(prompt.kind for prompt in prompts))
+    plain, spec = {kind: Side() for kind in kinds}, {kind: Side() for kind in kinds}
+    different = dict.fromkeys(kinds, 0)
+    batches = [(kind, of_kind[i : i + batch]) for kind in kinds for of_kind in [[p.prompt for p in prompts if p.kind == kind]]
+               for i in range(0, len(of_kind), batch)]
+    times: dict[str, list[tuple[float, float]]] = {kind: [] for kind in kinds}
+    run(engine, batches[0][1], PLAIN, min(16, max_tokens), temperature, seed, Side())  # wakes everything up
+    for kind, texts in batches:
+        plain_s, spec_s = [], []
+        for _ in range(rounds):
+            plain_texts = run(engine, texts, PLAIN, max_tokens, temperature, seed, plain[kind])
+            spec_texts = run(engine, texts, None, max_tokens, temperature, seed, spec[kind])
+            different[kind] += sum(a != b for a, b in zip(plain_texts, spec_texts, strict=True))
+            plain_s.append(plain[kind].seconds[-1])
+            spec_s.append(spec[kind].seconds[-1])
+        times[kind].append((median(plain_s), median(spec_s)))
+    found = [figures(kind, plain[kind], spec[kind], times[kind], sum(p.kind == kind for p in prompts), different[kind]) for kind in kinds]
+    if len(kinds) > 1:
+        everything = [pair for kind in kinds for pair in times[kind]]
+        found.append(figures("all", added(plain.values()), added(spec.values()), everything, len(prompts), sum(different.values())))
+    return found
+
+
+def figures(kind: str, plain: Side, spec: Side, times: Sequence[tuple[float, float]], prompts: int, different: int) -> KindFigures:
+    ratio = sum(a for a, _ in times) / max(1e-12, sum(b for _, b in times))
+    return KindFigures(kind, prompts, spec.length, spec.speed, plain.speed, ratio, 1e3 * spec.quantile(0.5), 1e3 * spec.quantile(0.99),
+                       1e3 * plain.quantile(0.5), 1e3 * plain.quantile(0.99), different)
+
+
+def added(sides: Any) -> Side:
+    total = Side()
+    for side in sides:
+        total.seconds += side.seconds
+        total.token_s += side.token_s
+        total.tokens += side.tokens
+        total.steps += side.steps
+        total.stepped += side.stepped
+    return total
+
+
+def run(engine: Engine, texts: Sequence[Any], speculation: Speculation | None, max_tokens: int, temperature: float, seed: int,
+        side: Side) -> list[list[int]]:
+    """Decode a batch, add its figures to `side`, and return its tokens."""
+    params = SamplingParams(max_tokens=max_tokens, temperature=temperature, seed=seed, speculation=speculation)
+    last: dict[int, float] = {}
+    came: list[tuple[float, int]] = []
+
+    def on_token(number: int, delta: Delta) -> None:
+        now = time.perf_counter()
+        if not delta.token_ids:
+            return
+        came.append((now, len(delta.token_ids)))
+        if number in last:
+            side.token_s += [(now - last[number]) / len(delta.token_ids)] * len(delta.token_ids)
+        last[number] = now
+        if len(last) == len(texts) and "start" not in begun:
+            begun["start"] = now
+
+    begun: dict[str, float] = {}
+    results = engine.generate(list(texts), params, on_token=on_token)
+    start = begun.get("start", came[0][0])
+    side.seconds.append(max(1e-9, came[-1][0] - start))
+    side.tokens += sum(count for when, count in came if when > start)
+    side.steps += sum(result.statistics.steps for result in results)
+    side.stepped += sum(len(result.token_ids) - 1 for result in results)
+    return [result.token_ids for result in results]

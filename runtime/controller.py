@@ -1,0 +1,229 @@
+"""Which drafted nodes are verified: those that bring the most committed tokens a second (law L4). The text never depends on it (L1).
+
+A node survives if the target chooses its whole path. Its chance is the product over the path of q * r: q the proposer's probability
+of the node, r how much more or less often than its q the target chose nodes of that level at that depth, in this request (moving sums,
+the whole engine's before it has its own). Every proposal is scored against what was committed, the nodes that were not sent included: what
+follows is known as far as tokens were committed.
+
+Of all proposed nodes of all requests, the likeliest first, the step takes the M that maximise (batch rule: vLLM's adaptive verification)
+
+    (N + sum of their chances) / (t_draft + t(N + M))          N: sequences that decode, t: runtime/costs.py
+
+and M = 0 is always among them (and taken once in some hundred steps, to keep its cost known). A request whose drafts do not pay for
+themselves is not asked for a while (then rarely, and again at once when a probe pays); how many nodes a level is asked for follows how
+many were taken.
+
+Nothing here reads a clock or draws: decisions are a function of the events. `trace` keeps both, and `replay` decides again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from math import exp
+from typing import Any
+
+from mlsdc.runtime.costs import Costs
+from mlsdc.runtime.tree import Tree
+
+KEEP = 0.92  # of a request's own sums, a step
+KEEP_ALL = 0.995  # of the engine's
+PRIOR = 3.0  # steps of its own after which a request counts more than the engine
+DEPTHS = 8  # deeper ones count as this deep
+MARGIN = 1.01  # nodes must promise this much more than none
+WORTH_SHARE = 0.1
+FIRST_PAUSE, LONGEST_PAUSE = 8, 128  # steps until a level that did not pay is asked again
+LEAST = 3  # nodes that are asked for if any are
+CERTAIN = 0.995
+
+
+class Rates:
+    """Moving sums of chosen nodes and of the probability that proposers gave them, by (level, depth)."""
+
+    def __init__(self, keep: float) -> None:
+        self.keep = keep
+        self.sums: dict[tuple[int, int], list[float]] = {}
+
+    def learn(self, key: tuple[int, int], hit: float, mass: float) -> None:
+        sums = self.sums.setdefault(key, [0.0, 0.0, 0.0])
+        keep = self.keep
+        sums[0] = sums[0] * keep + hit
+        sums[1] = sums[1] * keep + mass
+        sums[2] = sums[2] * keep + 1.0
+
+
+@dataclass
+class Drafter:
+    """What the controller keeps of one request."""
+
+    id: int = 0
+    rates: Rates = field(default_factory=lambda: Rates(KEEP))
+    worth: float = 0.0  # moving average of seconds that a proposal saved, its own cost taken off
+    asked: int = 0  # proposals so far
+    taken: float = -1.0  # moving average of nodes that were verified; -1: none yet
+    pause: int = 0  # steps until it is asked again; 0: it drafts
+    last_pause: int = 0
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """A request's tree of this step, and whether its choices are drawn (temperature > 0)."""
+
+    drafter: Drafter
+    tree: Tree
+    sampled: bool = False
+
+
+class Controller:
+    """One engine's. The step owns it: not thread-safe."""
+
+    def __init__(self, costs: Costs | None = None, *, trace: list[dict[str, Any]] | None = None) -> None:
+        self.costs = Costs() if costs is None else costs
+        self._all = {False: Rates(KEEP_ALL), True: Rates(KEEP_ALL)}
+        self.trace = trace
+
+    def wish(self, drafter: Drafter, budget: int) -> int:
+        """How many nodes to ask of the request's level for the next step, 0 to not ask; counts a step of a pause."""
+        nodes = self._wish(drafter, budget)
+        if self.trace is not None:
+            self.trace.append({"event": "wish", "id": drafter.id, "budget": budget, "nodes": nodes})
+        return nodes
+
+    def _wish(self, drafter: Drafter, budget: int) -> int:
+        if drafter.pause:
+            drafter.pause -= 1
+            if drafter.pause:
+                return 0
+        if drafter.taken < 0 or drafter.last_pause:
+            return budget
+        return min(budget, LEAST + int(2 * drafter.taken + 0.999))
+
+    def step(self, rows: int, context: int, seconds: float) -> None:
+        """A step of `rows` rows was run, after `context` tokens a sequence in the mean."""
+        self.costs.learn(rows, context, seconds)
+        if self.trace is not None:
+            self.trace.append({"event": "step", "rows": rows, "context": context, "seconds": seconds})
+
+    def choose(self, proposals: Sequence[Proposal], rows: int, sequences: int, context: int, draft_s: float) -> list[Tree]:
+        """The trees to send: of each proposal a part that holds every node's parent. `rows` are sent in any case, by `sequences` sequences
+        that decode, with `context` tokens before them in the mean; `draft_s` is what the proposals took."""
+        chances = [self.chances(proposal) for proposal in proposals]
+        order = sorted(((-chance, i, node) for i, found in enumerate(chances) for node, chance in enumerate(found) if chance > 0))
+        plain_s = self.costs.step_s(rows, context)
+        best, best_speed, gain = 0, MARGIN * sequences / (draft_s + plain_s), 0.0
+        if self.costs.stale(rows):
+            order = []  # what a step without drafts takes must be known to know what they cost
+        for m, (chance, _, _) in enumerate(order, 1):
+            gain -= chance
+            speed = (sequences + gain) / (draft_s + self.costs.step_s(rows + m, context))
+            if speed > best_speed:
+                best, best_speed = m, speed
+        kept: list[list[int]] = [[] for _ in proposals]
+        for _, i, node in order[:best]:
+            kept[i].append(node)
+        self._judge(proposals, kept, chances, plain_s, self.costs.step_s(rows + best, context) - plain_s, sequences, draft_s)
+        trees = [part(proposal.tree, nodes) for proposal, nodes in zip(proposals, kept, strict=True)]
+        if self.trace is not None:
+            made = [{"id": p.drafter.id, "tokens": p.tree.tokens, "parents": p.tree.parents, "logq": p.tree.logq, "levels": p.tree.levels,
+                     "sampled": p.sampled} for p in proposals]
+            self.trace.append({"event": "choose", "proposals": made, "rows": rows, "sequences": sequences, "context": context,
+                               "draft_s": draft_s, "kept": [sorted(nodes) for nodes in kept]})
+        return trees
+
+    def chances(self, proposal: Proposal) -> list[float]:
+        """Of each node, that the target chooses its whole path; never more than its parent's."""
+        tree, found, ratios = proposal.tree, list[float](), dict[tuple[int, int], float]()
+        depths = tree.depths()
+        for node, parent in enumerate(tree.parents):
+            key = (tree.levels[node] if tree.levels else 0, min(depths[node], DEPTHS))
+            ratio = ratios.get(key)
+            if ratio is None:
+                ratio = ratios[key] = self._ratio(proposal, key)
+            own = min(CERTAIN, exp(min(0.0, tree.logq[node])) * ratio if tree.logq else ratio)
+            found.append(own * (found[parent] if parent >= 0 else 1.0))
+        return found
+
+    def _ratio(self, proposal: Proposal, key: tuple[int, int]) -> float:
+        hit, mass, count = self._all[proposal.sampled].sums.get(key, (0.0, 0.0, 0.0))
+        prior = (hit + 0.9) / (mass + 1.0)
+        own_hit, own_mass, _ = proposal.drafter.rates.sums.get(key, (0.0, 0.0, 0.0))
+        mean_mass = mass / count if count else 0.7
+        return (own_hit + PRIOR * mean_mass * prior) / (own_mass + PRIOR * mean_mass)
+
+    def _judge(self, proposals: Sequence[Proposal], kept: Sequence[Sequence[int]], chances: Sequence[Sequence[float]], plain_s: float,
+               more_s: float, sequences: int, draft_s: float) -> None:
+        """Seconds that each proposal saves: what its tokens take without drafts, less its share of the longer step and of drafting."""
+        token_s, nodes = plain_s / max(1, sequences), max(1, sum(map(len, kept)))
+        for proposal, taken, found in zip(proposals, kept, chances, strict=True):
+            drafter = proposal.drafter
+            saved = token_s * sum(found[node] for node in taken) - more_s * len(taken) / nodes - draft_s / len(proposals)
+            drafter.asked += 1
+            drafter.worth += (saved - drafter.worth) * max(WORTH_SHARE, 1 / drafter.asked)
+            drafter.taken = len(taken) if drafter.taken < 0 or drafter.last_pause else drafter.taken + 0.25 * (len(taken) - drafter.taken)
+            if saved > 0 and drafter.last_pause:  # a probe that paid
+                drafter.worth, drafter.last_pause = saved, 0
+            elif drafter.last_pause or (drafter.asked >= FIRST_PAUSE and drafter.worth < 0):
+                drafter.last_pause = drafter.pause = min(LONGEST_PAUSE, max(FIRST_PAUSE, 2 * drafter.last_pause))
+
+    def learn(self, proposal: Proposal, committed: Sequence[int]) -> None:
+        """Score a proposal, whole as it was, against the tokens that came."""
+        if self.trace is not None:
+            self.trace.append({"event": "learn", "id": proposal.drafter.id, "committed": list(committed)})
+        tree = proposal.tree
+        children: dict[int, list[int]] = {}
+        for node, parent in enumerate(tree.parents):
+            children.setdefault(parent, []).append(node)
+        at, everyone, own = -1, self._all[proposal.sampled], proposal.drafter.rates
+        for depth, token in enumerate(committed, 1):
+            masses: dict[int, float] = {}
+            hit, after = -1, -2
+            for node in children.get(at, ()):
+                level = tree.levels[node] if tree.levels else 0
+                masses[level] = masses.get(level, 0.0) + (exp(min(0.0, tree.logq[node])) if tree.logq else 1.0)
+                if tree.tokens[node] == token and hit < 0:
+                    hit, after = level, node
+            for level, mass in masses.items():
+                key = (level, min(depth, DEPTHS))
+                everyone.learn(key, float(level == hit), min(1.0, mass))
+                own.learn(key, float(level == hit), min(1.0, mass))
+            if after < 0:
+                return
+            at = after
+
+
+def part(tree: Tree, nodes: Sequence[int]) -> Tree:
+    """The tree of `nodes` alone, every one with its parent."""
+    if len(nodes) == len(tree):
+        return tree
+    place = {-1: -1}
+    kept = sorted(nodes)
+    for i, node in enumerate(kept):
+        place[node] = i
+    return Tree(tuple(tree.tokens[n] for n in kept), tuple(place[tree.parents[n]] for n in kept),
+                tuple(tree.logq[n] for n in kept) if tree.logq else (), tuple(tree.levels[n] for n in kept) if tree.levels else ())
+
+
+def replay(trace: Sequence[Mapping[str, Any]], costs: Costs | None = None) -> list[dict[str, Any]]:
+    """What a new controller decides on the events of a trace: the same trace again, if `costs` begin as they did there."""
+    controller = Controller(costs, trace=[])
+    drafters: dict[int, Drafter] = {}
+    last: dict[int, Proposal] = {}
+
+    def drafter(number: int) -> Drafter:
+        return drafters.setdefault(number, Drafter(number))
+
+    for event in trace:
+        if event["event"] == "choose":
+            proposals = [
+                Proposal(drafter(made["id"]), Tree(*(tuple(made[key]) for key in ("tokens", "parents", "logq", "levels"))), made["sampled"])
+                for made in event["proposals"]]
+            last.update((proposal.drafter.id, proposal) for proposal in proposals)
+            controller.choose(proposals, event["rows"], event["sequences"], event["context"], event["draft_s"])
+        elif event["event"] == "wish":
+            controller.wish(drafter(event["id"]), event["budget"])
+        elif event["event"] == "learn":
+            controller.learn(last[event["id"]], event["committed"])
+        else:
+            controller.step(event["rows"], event["context"], event["seconds"])
+    assert controller.trace is not None
+    return controller.trace

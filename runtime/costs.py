@@ -1,0 +1,97 @@
+"""What a target step costs: seconds by rows and context, from `mlsdc tune` or a shipped default, corrected by the steps that are run.
+
+A step's time is piecewise linear in its rows at each measured context, linear between contexts and beyond them. The correction is one
+factor for each range of rows (a moving average of measured / predicted), so that a table of another machine, or a machine that slows
+down, changes what is chosen after some dozen steps. Nothing here reads a clock.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+SHARE = 0.05  # of a new measurement in a correction
+BOUND = 2.0  # a measurement further off than this factor counts as that far off: the machine did something else, too
+TRIED, STALE = 3, 400  # steps until a range of rows counts as known, and as long not seen
+ROUND = 128  # contexts are priced in steps of it
+
+
+@dataclass(frozen=True)
+class CostTable:
+    """`seconds[i][j]`: a step of `rows[j]` rows after `contexts[i]` tokens a sequence. `draft_s`: level -> seconds a request's draft."""
+
+    contexts: tuple[int, ...]
+    rows: tuple[int, ...]
+    seconds: tuple[tuple[float, ...], ...]
+    draft_s: Mapping[str, float]
+
+    def step_s(self, rows: int, context: int) -> float:
+        """Seconds of a step, without correction."""
+        by_context = [_line(self.rows, line, rows) for line in self.seconds]
+        return max(1e-9, _line(self.contexts, by_context, context)) if len(by_context) > 1 else by_context[0]
+
+
+# `mlsdc tune` of examples/smollm2.yaml (int8, bf16 cache) on two Zen 4 cores: what is taken for a CPU before anything is measured
+DEFAULT = CostTable(
+    (256, 1024), (1, 2, 3, 4, 6, 8, 9, 12, 16, 17, 32),
+    ((4.4e-3, 4.45e-3, 4.8e-3, 5.2e-3, 6.1e-3, 7.0e-3, 8.8e-3, 10.2e-3, 12.4e-3, 13.4e-3, 23.0e-3),
+     (5.0e-3, 5.2e-3, 5.8e-3, 6.5e-3, 8.0e-3, 9.4e-3, 11.4e-3, 13.6e-3, 17.0e-3, 18.2e-3, 31.0e-3)),
+    {})
+
+
+def _line(xs: Sequence[int], ys: Sequence[float], x: float) -> float:
+    """Through the points, on the last two lines beyond them."""
+    if len(xs) == 1:
+        return ys[0]
+    i = min(max(bisect_right(xs, x) - 1, 0), len(xs) - 2)
+    return ys[i] + (x - xs[i]) * (ys[i + 1] - ys[i]) / (xs[i + 1] - xs[i])
+
+
+class Costs:
+    """A table and its corrections."""
+
+    def __init__(self, table: CostTable = DEFAULT) -> None:
+        self.table = table
+        self._factors: list[float] = [1.0] * 12  # of steps of 2^i .. 2^(i+1) - 1 rows
+        self._seen = [0] * 12
+        self._last = [0] * 12  # the step that last had so many rows
+        self._scale = 1.0  # of ranges that were never seen
+        self._steps = 0
+        self._cache: dict[int, list[float]] = {}  # context -> uncorrected seconds by rows
+
+    def step_s(self, rows: int, context: int) -> float:
+        """Seconds of a step of `rows` rows, after `context` tokens a sequence in the mean."""
+        return self._raw(rows, context) * self._factor(rows)
+
+    def stale(self, rows: int) -> bool:
+        """Whether steps of so many rows should be tried: there were hardly any, or none for long."""
+        i = min(rows.bit_length() - 1, len(self._factors) - 1)
+        return self._seen[i] < TRIED or self._steps - self._last[i] >= STALE
+
+    def learn(self, rows: int, context: int, seconds: float) -> None:
+        """A step was run."""
+        if rows < 1:
+            return
+        ratio = seconds / self._raw(rows, context)
+        self._steps += 1
+        i = min(rows.bit_length() - 1, len(self._factors) - 1)
+        if self._seen[i] >= TRIED:
+            ratio = min(max(ratio, self._factors[i] / BOUND), self._factors[i] * BOUND)
+        self._scale += (ratio - self._scale) * max(SHARE, 1 / self._steps)
+        self._seen[i] += 1
+        self._last[i] = self._steps
+        self._factors[i] += (ratio - self._factors[i]) * max(SHARE, 1 / self._seen[i])
+
+    def _factor(self, rows: int) -> float:
+        """Of the row's range, as far as it is known, else the scale of all."""
+        i = min(rows.bit_length() - 1, len(self._factors) - 1)
+        weight = min(1.0, self._seen[i] / TRIED)
+        return weight * self._factors[i] + (1 - weight) * self._scale
+
+    def _raw(self, rows: int, context: int) -> float:
+        key = context // ROUND
+        line = self._cache.setdefault(key, [])
+        while len(line) <= rows:
+            line.append(self.table.step_s(max(1, len(line)), key * ROUND + ROUND // 2))
+        return line[rows]
