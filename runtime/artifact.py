@@ -7,13 +7,13 @@ by `verify` (hashing gigabytes would cost more than starting). Paths are the man
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path, PurePosixPath
 
 from mlsdc.runtime.device.cpu_features import cpu_features, machine_name
-from mlsdc.runtime.errors import ArtifactError
+from mlsdc.runtime.errors import ArtifactError, DeviceError
 from mlsdc.runtime.manifest import LevelInfo, Manifest, TargetInfo
 from mlsdc.runtime.program import ProgramSpec
 from mlsdc.runtime.safetensors import SafetensorsFile, header_sha256
@@ -106,8 +106,8 @@ class Artifact:
     def pick_target(self, device: str = "auto", features: frozenset[str] | None = None) -> TargetInfo:
         """The first target in the manifest (the compiler puts the best first) that this machine can run.
 
-        `device` is a kind (`cpu`), a target's name, `interpret` (a GPU's target on Triton's interpreter), or `auto`. Raises ArtifactError
-        that says what it was built for and what is missing.
+        `device` is a kind (`cpu`, `cuda`, the second GPU: `cuda:1`), a target's name, `interpret` (a GPU's target on Triton's interpreter),
+        or `auto`. Raises ArtifactError that says what it was built for and what is missing.
         """
         features = cpu_features() if features is None else features
         targets = self.manifest.targets
@@ -116,7 +116,8 @@ class Artifact:
             if targets:
                 return targets[0]
             raise ArtifactError(f"{self.root.name}: has no target for a GPU to interpret: run `mlsdc compile ... --target h100`")
-        wanted = [t for t in targets if device in ("auto", t.device, t.name)]
+        kind, _, number = device.partition(":")
+        wanted = [t for t in targets if kind in ("auto", t.device, t.name)]
         if not wanted:
             built = ", ".join(f"{t.name} ({t.device})" for t in targets) or "nothing"
             raise ArtifactError(
@@ -125,11 +126,24 @@ class Artifact:
             if target.device == "cpu" and features.issuperset(target.requires):
                 return target
         built = ", ".join(t.name for t in wanted)
+        if gpus := [t for t in wanted if t.device == "cuda"]:
+            return self._pick_gpu(gpus, number, built)
         lacking = [sorted(set(t.requires) - features) for t in wanted if t.device == "cpu"]
         missing = min(lacking, key=len, default=["a device this runtime can open"])
         raise ArtifactError(
             f"{self.root.name}: built for {built}, this machine has {machine_name(features)} and lacks {', '.join(missing)}: "
             "run `mlsdc targets`, then `mlsdc compile ... --target` for one that fits")
+
+    def _pick_gpu(self, targets: Sequence[TargetInfo], number: str, built: str) -> TargetInfo:
+        from mlsdc.runtime.device.cuda_driver import choose
+
+        if number and not number.isdecimal():
+            raise ArtifactError(f"device 'cuda:{number}': expected a number such as cuda:1")
+        index = int(number or 0)
+        try:
+            return replace(choose(targets, index), device=f"cuda:{index}")
+        except DeviceError as error:
+            raise ArtifactError(f"{self.root.name}: built for {built}; {error}") from None
 
     def _level(self, name: str) -> LevelInfo:
         for level in self.manifest.levels:

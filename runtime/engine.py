@@ -145,9 +145,11 @@ class Engine:
         fit_drafts(items, len(self.manifest.levels))
         write_rows(self._memory.buffers, items)
         fill_masks(self._memory.buffers, items)
-        self._forward.run()
+        self._forward.start()
         if self._records.write(items):
             self._sample.run()
+        else:
+            self._forward.finish()
         self._commit_items(items)
         with self._news:
             for item in items:
@@ -421,7 +423,8 @@ class Engine:
 def _bind(level: Level, device: Device, info: LevelInfo, target: LevelMemory, slabs: SlabPool) -> None:
     """Give a drafting level its programs, and pages of its own from the slabs all levels share. Its prefixes are not reused."""
     memory = device.load_level(info.name, slabs.num_slabs * slabs.slab_bytes // info.kv.page_bytes if info.kv else 0)
-    level.bind(memory, target, level_pool(slabs, memory, reuse=False) if info.kv else None)
+    own = info.kv is not None and "kv_of" not in info.params  # else it reads the target's
+    level.bind(memory, target, level_pool(slabs, memory, reuse=False) if own else None)
 
 
 def _as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

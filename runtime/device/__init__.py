@@ -15,14 +15,19 @@ if TYPE_CHECKING:
 
 KINDS: Mapping[str, str] = {
     "cpu": "mlsdc.runtime.device.cpu:CpuDevice",
+    "cuda": "mlsdc.runtime.device.cuda:CudaDevice",
     "interpret": "mlsdc.targets.interpret:InterpretDevice",  # of the compiler's install, for tests: GPU kernels on a CPU
 }
 
 
 def open_device(artifact: Artifact, target: TargetInfo, *, threads: int | None = None) -> Device:
-    """The device a target is for: `KIND(artifact, target, threads=...)`. Raises DeviceError."""
-    if target.device not in KINDS:
+    """The device a target is for: `KIND(artifact, target, threads=...)`; `target.device` may say which of several, `cuda:1`.
+
+    Raises DeviceError.
+    """
+    kind = target.device.partition(":")[0]
+    if kind not in KINDS:
         raise DeviceError(f"target '{target.name}': this runtime has no '{target.device}' device; it has {', '.join(KINDS)}")
-    module, name = KINDS[target.device].split(":")
+    module, name = KINDS[kind].split(":")
     device: Device = getattr(import_module(module), name)(artifact, target, threads=threads)
     return device

@@ -22,6 +22,14 @@ class BoundProgram(ABC):
     def run(self) -> None:
         """Run every launch for what the step buffers say now, and return when the results can be read. Raises DeviceError."""
 
+    def start(self) -> None:
+        """The first half of `run`, without waiting where the device can: other programs of the level may be run before `finish`."""
+        self.run()
+
+    def finish(self) -> None:
+        """The second half: wait until the results can be read. Not needed if another program has run to its end since."""
+        return None
+
     @abstractmethod
     def tap(self, name: str) -> Array:
         """A host view of a named result (`logits` f32[max_logit_rows, vocab]); valid until the next run of any program of the level."""

@@ -1,0 +1,73 @@
+"""The cuda device on the fake driver, its kernels executed by Triton's interpreter: `python -m tests.gpu.run_cuda ARTIFACT JOB`."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import sys
+from pathlib import Path
+from typing import Any
+
+from mlsdc.runtime.artifact import Artifact
+from mlsdc.runtime.device.cuda import CudaDevice
+from mlsdc.runtime.device.cuda_driver import Driver
+from mlsdc.runtime.engine import Engine
+from tests.gpu.fake_cuda import FakeCuda, Launched
+from tests.laws.proposers import Known
+
+
+class Interpreted:
+    """Runs what the fake driver launched."""
+
+    def __init__(self, artifact: Artifact, target: str) -> None:
+        import torch
+
+        from mlsdc.targets.triton_build import load_source
+        from mlsdc.targets.triton_interpreter import interpret
+
+        self.torch, self.load, self.interpret = torch, load_source, interpret
+        self.artifact = artifact
+        self.kernels = next(t.kernels for t in artifact.manifest.targets if t.name == target)
+        self.functions: dict[str, Any] = {}
+        self.fake: FakeCuda
+
+    def __call__(self, launched: Launched) -> None:
+        from mlsdc.targets.interpret_worker import ELEMENTS
+
+        info = self.kernels[launched.entry]
+        if launched.entry not in self.functions:
+            self.functions[launched.entry] = self.load(self.artifact.path(info.source), launched.entry)
+        args: list[Any] = []
+        for entry, value in zip(info.abi, launched.values, strict=True):
+            type_ = entry.split(": ")[1]
+            if type_ == "null":
+                continue
+            if not type_.startswith("*"):
+                args.append(int.from_bytes(value, "little", signed=True))
+                continue
+            dtype = ELEMENTS[type_[1:]]
+            data = self.fake.block(int.from_bytes(value, "little"))
+            args.append(self.torch.from_numpy(data[: len(data) // dtype.itemsize * dtype.itemsize]).view(dtype))
+        self.interpret(self.functions[launched.entry], launched.grid, args)
+
+
+def main() -> None:
+    job = pickle.loads(Path(sys.argv[2]).read_bytes())
+    artifact = Artifact.open(Path(sys.argv[1]))
+    target = artifact.manifest.targets[0]
+    execute = Interpreted(artifact, target.name)
+    execute.fake = fake = FakeCuda(sm=int(target.requires[0].removeprefix("sm_")), execute=execute)
+    device = CudaDevice(artifact, target, driver=Driver(fake))
+    memory = device.load_level(artifact.manifest.target_level.name, job["pages"])
+    known = Known(job["texts"], job["vocab"])
+    with Engine(artifact.manifest, device, memory, [known.level("trees")]) as engine:
+        before = fake.calls.count("cuStreamSynchronize")
+        results = engine.generate(job["prompts"], job["params"])
+        waits = fake.calls.count("cuStreamSynchronize") - before
+    print(json.dumps({"texts": [list(result.token_ids) for result in results], "waits": waits, "left": len(fake.memory)}))
+
+
+if __name__ == "__main__":
+    assert os.environ.get("TRITON_INTERPRET") == "1"
+    main()
