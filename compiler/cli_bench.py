@@ -1,4 +1,4 @@
-"""Measure an artifact on this machine: decode, prefill, verify, startup, or spec (what drafts bring on your prompts).
+"""Measure an artifact on this machine: decode, prefill, verify, startup, spec (what drafts bring); serve, throughput, latency.
 
 Cases run in turn, round after round, with a streaming read of memory in the same rounds; figures are medians with the lowest and the
 highest round. docs/bench.md says what is counted.
@@ -13,18 +13,19 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from mlsdc.compiler import cli_bench_serve
 from mlsdc.runtime.errors import MlsdcError
 
 if TYPE_CHECKING:
     from mlsdc.runtime.bench.report import Report
     from mlsdc.runtime.bench.spec import SpecReport
 
-VERBS = ("decode", "prefill", "verify", "startup", "spec")
+VERBS = ("decode", "prefill", "verify", "startup", "spec", *cli_bench_serve.VERBS)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("what", choices=VERBS)
-    parser.add_argument("artifact", type=Path)
+    parser.add_argument("artifact", type=Path, nargs="?")
     parser.add_argument("--threads", type=int, metavar="N", help="default: all cores this process may use")
     parser.add_argument("--device", default="auto", metavar="NAME", help="a target of the artifact (default: the best that fits)")
     parser.add_argument("--rounds", type=int, metavar="N", help="default 7, spec: 1")
@@ -41,7 +42,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--temperature", type=float, default=0.0, metavar="T", help="spec")
     parser.add_argument("--seed", type=int, default=0, help="spec")
     parser.add_argument("--trace", type=Path, metavar="FILE", help="spec: write what the controller saw and chose, as JSON lines")
-    parser.add_argument("--json", metavar="FILE", help="write everything as JSON, too; - prints it instead of the table")
+    cli_bench_serve.add_arguments(parser, numbers)
+    parser.add_argument("--json", "--output-json", metavar="FILE", help="write everything as JSON, too; - prints it instead of the table")
 
 
 def numbers(text: str) -> tuple[int, ...]:
@@ -67,7 +69,11 @@ def main(args: argparse.Namespace) -> int:
     if peer is not None and args.what not in ("decode", "prefill"):
         raise MlsdcError(f"--peer: `mlsdc bench {args.what}` has nothing to compare with it")
     report: Report | SpecReport
-    if args.what == "startup":
+    if args.what in cli_bench_serve.VERBS:
+        report = cli_bench_serve.main(args, threads)
+    elif args.artifact is None:
+        raise MlsdcError(f"mlsdc bench {args.what}: expected an artifact")
+    elif args.what == "startup":
         report = verbs.startup(args.artifact, threads, rounds=args.rounds)
     elif args.what == "spec":
         report = spec(args, threads)

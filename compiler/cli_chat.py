@@ -107,7 +107,7 @@ class Chat:
 
         try:
             params = SamplingParams(
-                temperature=self.temperature, max_tokens=self.max_tokens, speculation=Speculation() if self.speculation else Speculation(False))
+                temperature=self.temperature, max_tokens=self.max_tokens, speculation=Speculation(self.speculation))
             (result,) = self.engine.generate([[*system, *asked]], params, on_token=show)
         except RequestError as error:
             self.say(str(error))
