@@ -36,7 +36,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--peer", metavar="llama-bench=PATH", help="decode, prefill: run this program in turn and print ratios")
     parser.add_argument("--peer-model", metavar="GGUF")
     parser.add_argument("--profile", action="store_true", help="time by kernel, too")
-    parser.add_argument("--prompts", type=Path, metavar="FILE", help="spec: JSON lines of chats or texts, with a kind each")
     parser.add_argument("--per-kind", type=int, metavar="N", help="spec: prompts of each kind (default: all)")
     parser.add_argument("--batch", type=int, default=1, metavar="N", help="spec: prompts at once")
     parser.add_argument("--temperature", type=float, default=0.0, metavar="T", help="spec")
