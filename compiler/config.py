@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from mlsdc.compiler.config_kv import KvConfig, kv_section
+from mlsdc.compiler.config_levels import HeadsConfig, ModelConfig, SelfConfig
 from mlsdc.compiler.errors import ConfigError
 from mlsdc.compiler.schema import Where, option, parse_bytes, read, read_mapping, show, suggest
 from mlsdc.runtime.errors import MlsdcError
@@ -57,27 +58,10 @@ class NgramConfig:
         return {key: value for key, value in dataclasses.asdict(self).items() if key not in ("kind", "name")}
 
 
-@dataclass(frozen=True)
-class HeadsConfig:
-    """Trained heads (docs/heads.md). `heads` is their file or folder, relative to the YAML file. At most `max_nodes` nodes are proposed,
-    none whose path is less likely than `min_probability`, `depth` deep at most. `window`: how many of the target's last hidden states are
-    kept for a sequence, so that heads go on after a stretch in which they were off."""
-
-    kind: str = option(choices=("medusa", "eagle"))
-    heads: str = option()
-    name: str = option("heads")
-    max_nodes: int = option(16, low=1, high=SCRATCH_SLOTS - 1)
-    min_probability: float = option(0.0, low=0.0, high=1.0)
-    depth: int = option(8, low=1, high=16)
-    window: int = option(512, low=16, high=65536)
-
-    def params(self) -> dict[str, Any]:
-        """What the level's runtime half reads from the manifest; where the heads came from stays out of it."""
-        return {key: value for key, value in dataclasses.asdict(self).items() if key not in ("kind", "name", "heads")}
-
-
-LevelConfig = NgramConfig | HeadsConfig
-_LEVELS: dict[str, type[NgramConfig] | type[HeadsConfig]] = {"ngram": NgramConfig, "medusa": HeadsConfig, "eagle": HeadsConfig}
+LevelConfig = NgramConfig | HeadsConfig | ModelConfig | SelfConfig
+_LEVELS: dict[str, type[Any]] = {
+    "ngram": NgramConfig, "medusa": HeadsConfig, "eagle": HeadsConfig, "model": ModelConfig, "self": SelfConfig}
+_REQUIRED = {"medusa": "heads", "eagle": "heads", "model": "model", "self": "layers"}
 
 
 @dataclass(frozen=True)
@@ -96,6 +80,14 @@ class MergeConfig(MergeOptions):
 
 def _bytes(raw: Any) -> int | None:
     return None if raw is None else parse_bytes(raw)
+
+
+def _number(raw: Any) -> Any:
+    """YAML takes `1e-3` for a text; here it is a number."""
+    try:
+        return float(raw) if isinstance(raw, str) else raw
+    except ValueError:
+        return raw
 
 
 @dataclass(frozen=True)
@@ -226,9 +218,10 @@ def _cascade(raw: Any, where: Where) -> tuple[LevelConfig | MergeConfig, ...]:
     if not isinstance(raw, Sequence) or isinstance(raw, str):
         where.fail(f"expected a list of levels, found {show(raw)}")
     items = tuple(_item(item, where.item(index)) for index, item in enumerate(raw))
-    if len(items) > 1:
-        where.item(1).fail(f"a '{_kind(items[1])}' level cannot verify the level below it; write {{merge: [...]}} to put several levels' "
-                           "nodes into one tree")
+    for index, item in enumerate(items[1:], 1):
+        if _kind(item) not in ("model", "self"):
+            where.item(index).fail(f"a '{_kind(item)}' level cannot verify the level below it, only 'model' and 'self' can; write "
+                                   "{merge: [...]} to put several levels' nodes into one tree")
     seen: dict[str, str] = {}
     for path, level in Config(TargetConfig(""), items).drafters():
         if level.name == "target" or level.name in seen:
@@ -262,9 +255,11 @@ def _level(raw: Any, where: Where) -> LevelConfig:
         where.key("kind").fail(f"is missing; kinds are {', '.join(LEVEL_KINDS)}")
     if kind not in LEVEL_KINDS:
         where.key("kind").fail(f"{show(kind)} is not a level kind{suggest(str(kind), LEVEL_KINDS)}; kinds are {', '.join(LEVEL_KINDS)}")
-    if kind not in _LEVELS:
-        where.key("kind").fail(f"'{kind}' levels are not built yet; this version supports {', '.join(_LEVELS)}")
-    return read(_LEVELS[kind], raw, where)
+    needed = _REQUIRED.get(kind, "kind")
+    if needed not in raw:
+        where.key(needed).fail(f"is missing; a '{kind}' level needs it")
+    level: LevelConfig = read(_LEVELS[kind], raw, where)
+    return level
 
 
 def _override(raw: Any, override: str, file: str) -> tuple[Any, str]:

@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING, Any
 from mlsdc.compiler import config_record
 from mlsdc.compiler.calibrate import calibration
 from mlsdc.compiler.capture import ModelSource, WeightSource, load_source
-from mlsdc.compiler.config import Config, HeadsConfig, load_config, parse_config
+from mlsdc.compiler.config import Config, load_config, parse_config
+from mlsdc.compiler.config_levels import HeadsConfig, ModelConfig, SelfConfig
 from mlsdc.compiler.counts_file import counts_files, counts_name
+from mlsdc.compiler.decoder_levels import model_level, open_exit, self_level
 from mlsdc.compiler.errors import CompileError
 from mlsdc.compiler.graph import Graph, Node
 from mlsdc.compiler.heads.checkpoint import HeadFile
@@ -37,6 +39,7 @@ from mlsdc.runtime.step import Limits
 from mlsdc.targets import TARGETS, make_target, target_names
 
 if TYPE_CHECKING:
+    from mlsdc.compiler.capture.torch_export import Captured
     from mlsdc.targets.protocol import KernelSpec, Target
 
 BUILD_BYTES = 64 * 2**20  # more than kernels, their sources and what the linker needs
@@ -57,6 +60,7 @@ def compile_model(config: Config | Mapping[str, Any] | Path | str, output: Path 
     limits = config.resolve_limits(int(source.config["max_position_embeddings"]))
     counts = counts_files(config, source)
     heads = open_level_files(config, source)
+    exits = {level.name: open_exit(config, path, level, source) for path, level in config.drafters() if isinstance(level, SelfConfig)}
     targets = choose_targets(config, limits)
     options = pass_options(config, limits, source.vocab_size)
     default_pipeline(options)  # a pass that does not exist is found out before minutes of work
@@ -65,7 +69,7 @@ def compile_model(config: Config | Mapping[str, Any] | Path | str, output: Path 
     from mlsdc.compiler.capture.torch_export import capture_model
 
     captured = capture_model(source, max_tokens=limits.max_model_len)
-    parts = level_parts(config, heads, captured.graph, captured.weights, limits)
+    parts = level_parts(config, source, {**heads, **exits}, captured, limits)
     module = make_module(config, source, captured.graph, parts)
 
     progress.stage("passes")
@@ -166,22 +170,32 @@ def make_module(config: Config, source: ModelSource, graph: Graph, parts: Mappin
     levels = []
     for i, (path, level) in enumerate(config.drafters()):
         part = parts.get(level.name, LevelParts())
-        merged = {} if ".merge[" not in path else {"verified_by": "target", "merge_nodes": merge_nodes(config, path)}
+        merged = merge_params(config, path) if ".merge[" in path else {}
         levels.append(LevelModule(level.name, level.kind, {**level.params(), **part.params} | counts_name(level, i) | merged, part.graphs))
     target = LevelModule("target", "model", {}, {"forward": graph})
     return Module(config.target.name or source.name, (*levels, target))
 
 
-def merge_nodes(config: Config, path: str) -> int:
-    """The most nodes of the merged level that the level at `path` is one of."""
-    return config.cascade[int(path.removeprefix("cascade[").partition("]")[0])].max_nodes
+def merge_params(config: Config, path: str) -> dict[str, Any]:
+    """What a merged level says of the merge: the most nodes of its tree, and who verifies it."""
+    at = int(path.removeprefix("cascade[").partition("]")[0])
+    item, after = config.cascade[at], config.cascade[at + 1] if at + 1 < len(config.cascade) else None
+    return {"merge_nodes": item.max_nodes, "verified_by": "target" if after is None else getattr(after, "name", "target")}
 
 
-def level_parts(config: Config, heads: Mapping[str, HeadFile], graph: Graph, weights: WeightSource, limits: Limits
+def level_parts(config: Config, source: ModelSource, files: Mapping[str, HeadFile | None], target: Captured, limits: Limits
                 ) -> dict[str, LevelParts]:
     """Programs and more of the levels that have some, by name."""
-    return {level.name: head_level(heads[level.name], level, graph, weights, limits)
-            for _, level in config.drafters() if isinstance(level, HeadsConfig)}
+    parts = {}
+    for path, level in config.drafters():
+        file = files.get(level.name)
+        if isinstance(level, HeadsConfig) and file is not None:
+            parts[level.name] = head_level(file, level, target.graph, target.weights, limits)
+        elif isinstance(level, SelfConfig):
+            parts[level.name] = self_level(level, file, target.graph, target.weights)
+        elif isinstance(level, ModelConfig):
+            parts[level.name] = model_level(config, path, level, source, limits)
+    return parts
 
 
 def share_weights(module: Module) -> Module:
@@ -204,7 +218,8 @@ def plan_level_memory(config: Config, module: Module, limits: Limits, target: Ta
         of_level = programs.get(level.name, {})
         logits = [program.taps["logits"].num_bytes for program in of_level.values() if "logits" in program.taps]
         needs.append(LevelNeed(
-            level.name, level.kv, sum(target.packed_bytes(weight.type) for weight in weight_nodes(level)),
+            level.name, None if "kv_of" in level.params else level.kv,
+            sum(target.packed_bytes(weight.type) for weight in weight_nodes(level)),
             max((program.arena_bytes for program in of_level.values()), default=0), max(logits, default=0)))
     plan = plan_memory(needs, limits, pool_bytes=config.memory.pool_bytes, budget=config.memory.total)
     try:

@@ -18,6 +18,7 @@ from mlsdc.passes.fuse_norm_quantise import FuseNormQuantise
 from mlsdc.passes.fuse_qkv import FuseQkv
 from mlsdc.passes.fuse_residual import FuseResidual
 from mlsdc.passes.gather_early import GatherEarly
+from mlsdc.passes.guess_top import GuessTop
 from mlsdc.passes.insert_paged_kv import InsertPagedKv
 from mlsdc.passes.plan_cascade import PlanCascade
 from mlsdc.passes.quantise_weights import QuantiseWeights
@@ -63,6 +64,7 @@ def default_pipeline(options: PassOptions) -> tuple[Pass, ...]:
         Rowify(limits.max_num_batched_tokens, limits.max_logit_rows, options.vocab_size),
         RaiseNames(),
         GatherEarly(),
+        GuessTop(),
         TapHidden(),
         CalibrateActivations(options.calibration if options.weights in ("int8", "int4") else None),
         # cache and weights

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from mlsdc.compiler.calibrate import Calibration
 from mlsdc.compiler.graph import Editor, Graph, Node
+from mlsdc.compiler.module import Module
 from mlsdc.compiler.ops_nn import Linear, RmsNorm
 from mlsdc.compiler.ops_quant import Calibrated
 from mlsdc.compiler.pipeline import GraphPass
 from mlsdc.compiler.rewrite import note
 from mlsdc.compiler.types import GROUP, DType, TensorType
-
-TARGETS = {"tokens", "positions", "out_rows"}  # inputs of a target's row program that a text fills
 
 
 @dataclass(frozen=True)
@@ -32,16 +31,22 @@ class CalibrateActivations(GraphPass):
     a second int8 plane for those groups removes most of the error for a ninth of the dots. The groups are those with the largest mean of
     max|x|^2.
 
-    Declines: no calibration given; a graph with other inputs than the target's (a head's hidden states); rows of fewer than 4 * `groups` groups; values that are not a norm's output.
+    Declines: no calibration given; drafting levels; rows of fewer than 4 * `groups` groups; values that are not a norm's output.
     """
 
     name: ClassVar[str] = "calibrate-activations"
     calibration: Calibration | None = None
     groups: int = 2
 
+    def run(self, module: Module) -> Module:
+        """The target's graphs only: it is the target's weights that the calibration reads."""
+        target = module.target
+        graphs = {name: self.rewrite(graph) for name, graph in target.graphs.items()}
+        return replace(module, levels=(*module.levels[:-1], replace(target, graphs=graphs)))
+
     def rewrite(self, graph: Graph) -> Graph:
         values = [node.name for node in graph if self.wanted(graph, node)]
-        if self.calibration is None or not values or not {node.name for node in graph.inputs()} <= TARGETS:
+        if self.calibration is None or not values:
             return graph
         editor = Editor(graph)
         for name, fine in largest_groups(graph, self.calibration, values, self.groups).items():

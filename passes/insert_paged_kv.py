@@ -15,6 +15,8 @@ from mlsdc.compiler.types import Dim, KvType, Size, TensorType, TreeType
 from mlsdc.passes.names import beside, free
 from mlsdc.runtime.kv_format import KvGeometry
 
+DRAFTS = "bf16"  # format of drafting levels' own pages: they are few
+
 
 @dataclass(frozen=True)
 class InsertPagedKv(Pass):
@@ -46,9 +48,11 @@ class InsertPagedKv(Pass):
     page_size: int = 32
 
     def run(self, module: Module) -> Module:
-        return replace(module, levels=tuple(self._page(level) for level in module.levels))
+        target = self._page(module.target, self.format)
+        return replace(module, levels=(*(self._page(level, DRAFTS, target.kv) for level in module.levels[:-1]), target))
 
-    def _page(self, level: LevelModule) -> LevelModule:
+    def _page(self, level: LevelModule, format: str, of_target: KvGeometry | None = None) -> LevelModule:
+        """A level whose param `kv_of` names the target reads the target's own pages, of which it knows the first layers only."""
         shapes = {name: cache_shape(graph) for name, graph in level.graphs.items() if attentions(graph)}
         found = set(shapes.values())
         if len(found) != 1 or any(name in graph.by_name for graph in level.graphs.values() for name in ("kv", "tree")):
@@ -56,7 +60,7 @@ class InsertPagedKv(Pass):
         (shape,) = found
         if shape is None:
             return level
-        geometry = KvGeometry(self.format, self.page_size, *shape)
+        geometry = KvGeometry(format, self.page_size, *shape) if "kv_of" not in level.params or of_target is None else of_target
         graphs = {name: self._rewrite(graph, geometry) if name in shapes else graph for name, graph in level.graphs.items()}
         return replace(level, graphs=graphs, kv=geometry)
 

@@ -43,8 +43,10 @@ class PlanCascade(Pass):
 
 
 def max_nodes(level: LevelModule) -> int:
-    """The most nodes the level may propose."""
+    """The most nodes the level, or the merge it is one of, may propose."""
     nodes = level.params.get("max_nodes")
+    if "merge_nodes" in level.params:
+        nodes = level.params["merge_nodes"]
     if type(nodes) is not int or not 1 <= nodes <= MAX_NODES:  # True is no number of nodes
         raise ConfigError(f"cascade: level '{level.name}': max_nodes is {nodes}, expected 1..{MAX_NODES}")
     return nodes

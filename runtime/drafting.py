@@ -26,7 +26,7 @@ class Drafting:
         """Raises ArtifactError."""
         self.levels = tuple(levels)
         infos = [info for level in levels for info in manifest.levels if info.name == level.name]
-        self.level = compose(levels, infos, manifest.levels[-1].name)
+        self.level = compose(levels, infos, manifest.target_level.name)
         self.reads_target = self.level is not None and self.level.reads_target
         self.controller = Controller() if controller is None else controller
         self.clock = clock
@@ -77,6 +77,7 @@ class Drafting:
         if request.num_observed < len(request.tokens):
             request.drafter.observe(request.tokens[request.num_observed :])
             request.num_observed = len(request.tokens)
+        request.drafter.place(request.table, request.num_computed)
         return request.drafter
 
     def stepped(self, items: Sequence[StepItem], firsts: Sequence[int], rows: Sequence[Sequence[int]]) -> None:

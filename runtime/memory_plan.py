@@ -179,7 +179,7 @@ def artifact_needs(artifact: Artifact, target: TargetInfo) -> list[LevelNeed]:
         programs = artifact.programs(level.name, target) if level.programs else {}
         taps = [tap for program in programs.values() for name, tap in program.taps.items() if name == "logits"]
         needs.append(LevelNeed(
-            level.name, level.kv, artifact.manifest.weights[level.weights][0] if level.weights else 0,
+            level.name, None if "kv_of" in level.params else level.kv, artifact.manifest.weights[level.weights][0] if level.weights else 0,
             max((program.arena_bytes for program in programs.values()), default=0),
             max((tap.num_bytes for tap in taps), default=0)))
     return needs

@@ -67,7 +67,8 @@ class MedusaConfig:
     the target chose there.
 
     z_i = h + silu(W_i h + b_i), then a projection to the vocabulary; with `known_next` z_i = h + silu(W_i h + U embed_norm(e)), e the
-    embedding of the token the target chose. `num_layers` residual blocks a head.
+    embedding of the token the target chose. `num_layers` residual blocks a head. `first`: how many places after the row's own token head 0
+    guesses. `own_norm`: the file brings the norm before the heads. An *exit* of kind `exit` is one head of `first` 1 on an inner layer.
     """
 
     hidden_size: int
@@ -81,6 +82,8 @@ class MedusaConfig:
     known_next: bool = False
     bias: bool = False
     own_head: bool = False
+    first: int = 2
+    own_norm: bool = False
     kind: str = "medusa"
 
     def shapes(self) -> Shapes:
@@ -93,13 +96,15 @@ class MedusaConfig:
                     shapes[f"heads.{i}.{j}.bias"] = (h,)
             if self.own_head:
                 shapes[f"heads.{i}.lm_head"] = (self.draft_vocab, h)
+        if self.own_norm:
+            shapes["hidden_norm"] = (h,)
         if self.known_next:
             shapes |= {"next": (h, h), "embed_norm": (h,)}
         return shapes
 
 
 HeadConfig = Union[EagleConfig, MedusaConfig]
-KINDS: dict[str, type[EagleConfig] | type[MedusaConfig]] = {"eagle": EagleConfig, "medusa": MedusaConfig}
+KINDS: dict[str, type[EagleConfig] | type[MedusaConfig]] = {"eagle": EagleConfig, "medusa": MedusaConfig, "exit": MedusaConfig}
 
 
 def to_json(config: HeadConfig) -> str:

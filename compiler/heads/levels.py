@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from mlsdc.compiler.capture import ModelSource, WeightSource
-from mlsdc.compiler.config import Config, HeadsConfig
+from mlsdc.compiler.config import Config
+from mlsdc.compiler.config_levels import HeadsConfig
 from mlsdc.compiler.errors import CaptureError, HeadError
 from mlsdc.compiler.graph import Graph, Weight
 from mlsdc.compiler.heads.checkpoint import HeadFile
@@ -42,17 +43,17 @@ def open_level_files(config: Config, source: ModelSource) -> dict[str, HeadFile]
             continue
         try:
             found[level.name] = open_heads(Path(config.folder) / level.heads, level.kind, source)
-            check_fits(found[level.name], level, source)
+            check_fits(found[level.name], level.kind, source)
         except (HeadError, CaptureError) as error:
             config.fail(f"{path}.heads", str(error))
     return found
 
 
-def check_fits(file: HeadFile, level: HeadsConfig, source: ModelSource) -> None:
+def check_fits(file: HeadFile, kind: str, source: ModelSource) -> None:
     """Raises HeadError for heads of another model."""
     c = file.config
-    if c.kind != level.kind:
-        raise HeadError(f"{file.label}: is a head of kind '{c.kind}', the level's kind is '{level.kind}'")
+    if c.kind != kind:
+        raise HeadError(f"{file.label}: is a head of kind '{c.kind}', the level wants one of kind '{kind}'")
     for what, found, wanted in (("hidden size", c.target_hidden, int(source.config["hidden_size"])),
                                 ("vocabulary", c.vocab_size, int(source.config["vocab_size"]))):
         if found != wanted:
@@ -102,7 +103,7 @@ def shared_weights(level: LevelModule, target: LevelModule) -> dict[str, str]:
     found = {}
     for graph in level.graphs.values():
         for node in graph.weights():
-            if isinstance(node.op, Weight) and all(name.startswith(LENT) for name in node.op.sources):
+            if isinstance(node.op, Weight) and (level.kind == "self" or all(name.startswith(LENT) for name in node.op.sources)):
                 key = (tuple(name.removeprefix(LENT) for name in node.op.sources), node.type)
                 if key in own:
                     found[node.name] = own[key]

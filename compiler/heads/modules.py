@@ -201,6 +201,9 @@ class MedusaHead(Head):
         self.frozen, self.decay, self.share = frozen, decay, share
         self.make(dict(config.shapes()), ("heads.",), seed)
         self.generator = torch.Generator().manual_seed(seed)
+        if config.own_norm:
+            with torch.no_grad():
+                self.p("hidden_norm").copy_(frozen.norm)
 
     def states(self, hidden: Tensor, embed: Tensor) -> list[Tensor]:
         """hidden[m, h] after the target's norm, embed[m, h] of the known next token -> each head's state [m, h]."""
@@ -217,24 +220,24 @@ class MedusaHead(Head):
 
     def losses(self, batch: Batch) -> tuple[Tensor, list[tuple[int, int]]]:
         c = self.config
-        last = batch.tokens.shape[1] - 2
-        rows = batch.counted[:, 2 : 2 + last]
+        last = batch.tokens.shape[1] - c.first
+        rows = batch.counted[:, c.first : c.first + last]
         if self.training and self.share < 1.0:
             rows = rows & (torch.rand(rows.shape, generator=self.generator) < self.share)
         at, t = rows.nonzero(as_tuple=True)
-        hidden = rms_norm(batch.hidden[at, t], self.frozen.norm, c.eps)
+        hidden = rms_norm(batch.hidden[at, t], self.p("hidden_norm") if c.own_norm else self.frozen.norm, c.eps)
         states = self.states(hidden, F.embedding(batch.tokens[at, t + 1], self.frozen.embed))
         total, counts = torch.zeros(()), []
         padded = F.pad(batch.labels, (0, c.num_heads), value=-1)
         counted = F.pad(batch.counted, (0, c.num_heads))
         for i, state in enumerate(states):
             head = self.p(f"heads.{i}.lm_head") if c.own_head else self.frozen.head
-            labels = padded[at, t + 2 + i]
+            labels = padded[at, t + c.first + i]
             known = labels >= 0
             logits = (state[known] @ head.T).float()
             if len(logits):
                 total = total + self.decay**i * F.cross_entropy(logits, labels[known])
-            counts.append((int((logits.argmax(-1) == labels[known]).sum()), int(counted[at, t + 2 + i].sum())))
+            counts.append((int((logits.argmax(-1) == labels[known]).sum()), int(counted[at, t + c.first + i].sum())))
         return total, counts
 
 

@@ -18,13 +18,13 @@ HEAD, LENT, ROWS = "head/", "target/", "target-rows/"
 
 @dataclass(frozen=True)
 class HeadWeights:
-    """`head/NAME` of the file, `head/NAME[a:b]` columns a..b of it; `target/NAME` of the model; `target-rows/NAME` rows `d2t` of it."""
+    """`head/NAME` of the file, `head/NAME[a:b]` columns a..b of it; `target/NAME` or NAME of the model; `target-rows/NAME` rows `d2t`."""
 
     file: HeadFile
     target: WeightSource
 
     def names(self) -> tuple[str, ...]:
-        lent = (prefix + name for prefix in (LENT, ROWS) for name in self.target.names())
+        lent = (prefix + name for prefix in (LENT, ROWS, "") for name in self.target.names())
         return (*(HEAD + name for name in self.file.names()), *lent)
 
     def shape(self, name: str) -> tuple[int, ...]:
@@ -33,7 +33,7 @@ class HeadWeights:
     def read(self, name: str) -> Array:
         if name.startswith(ROWS):
             return self.target.read(name.removeprefix(ROWS))[self.file.d2t]
-        if name.startswith(LENT):
+        if not name.startswith(HEAD):
             return self.target.read(name.removeprefix(LENT))
         base, columns = split(name)
         if base == "inv_freq":
@@ -48,7 +48,7 @@ class HeadWeights:
                 return None
             rows = blocks.rows.reshape(blocks.shape[0], -1)[self.file.d2t]
             return Blocks(blocks.kind, (len(self.file.d2t), blocks.shape[1]), rows)
-        if name.startswith(LENT):
+        if not name.startswith(HEAD):
             return self.target.block(name.removeprefix(LENT))
         base, columns = split(name)
         blocks = None if base == "inv_freq" else self.file.block(base)

@@ -25,8 +25,8 @@ NOTED = ("seed", "epochs", "window", "replay", "lr", "unroll", "positions", "max
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("--level heads")
-    group.add_argument("--kind", choices=("eagle", "medusa"), action="append", help="default eagle; given twice, both learn from one pass "
-                       "of the text, and {kind} in -o stands for each")
+    group.add_argument("--kind", choices=("eagle", "medusa", "exit"), action="append", help="default eagle; given twice, both learn from "
+                       "one pass of the text, and {kind} in -o stands for each")
     group.add_argument("--draft-vocab", type=int, default=8192, metavar="N", help="the most frequent tokens of the text; default 8192")
     group.add_argument("--known-next", action="store_true", help="medusa: heads also see the token the target chose")
     group.add_argument("--num-heads", type=int, default=4, metavar="N", help="medusa: heads; default 4")
@@ -155,6 +155,10 @@ def make_config(args: argparse.Namespace, kind: str, target: FrozenTarget, draft
     c = target.config
     hidden, vocab = int(c.hidden_size), int(target.embed.shape[0])
     taps = parse_taps(args.taps, target.layers)
+    if kind == "exit":
+        if len(taps) != 1 or taps[0] == target.layers:
+            raise HeadError(f"--taps: '{args.taps}', an exit stands after one layer before the last, e.g. {target.layers // 3}")
+        return MedusaConfig(hidden, hidden, vocab, draft_vocab, 1, target.eps, taps, first=1, own_norm=True, kind="exit")
     if kind == "medusa":
         if args.num_heads < 1:
             raise HeadError(f"--num-heads: {args.num_heads}, expected at least 1")

@@ -15,6 +15,8 @@ KINDS: Mapping[str, str] = {
     "ngram": "mlsdc.runtime.levels.ngram_native:NativeNgramLevel",
     "medusa": "mlsdc.runtime.levels.medusa:MedusaLevel",
     "eagle": "mlsdc.runtime.levels.eagle:EagleLevel",
+    "model": "mlsdc.runtime.levels.decoder:ModelLevel",
+    "self": "mlsdc.runtime.levels.decoder:SelfLevel",
 }
 
 

@@ -10,7 +10,7 @@ from mlsdc.runtime.tree import Tree
 
 if TYPE_CHECKING:
     from mlsdc.runtime.device.base import LevelMemory
-    from mlsdc.runtime.kv_pool import KvPool
+    from mlsdc.runtime.kv_pool import KvPool, PageTable
 
 
 class LevelState(ABC):
@@ -32,6 +32,9 @@ class LevelState(ABC):
 
     @abstractmethod
     def rollback(self, num_tokens: int) -> None: ...
+
+    def place(self, table: PageTable, computed: int) -> None:
+        """Before every draft: the target's pages of the request, of which the first `computed` positions are written."""
 
     def couple(self, seed: int) -> None:
         """The request's choices will be drawn with this seed (law L1): proposals may look at the same draws. Once, before the first one."""
@@ -56,6 +59,10 @@ class Level(ABC):
     def propose_all(self, states: Sequence[LevelState], budgets: Sequence[int]) -> list[Tree]:
         """The trees of several requests at once: a level with programs runs them for all together. Same contract as `propose`."""
         return [state.propose(budget) for state, budget in zip(states, budgets, strict=True)]
+
+    def propose_above(self, states: Sequence[LevelState], budgets: Sequence[int], below: Sequence[Tree]) -> list[Tree]:
+        """The same for a level that verifies another one: `below` are that one's trees, which it judges and extends."""
+        raise NotImplementedError(f"level '{self.name}' of kind '{self.kind}' cannot verify a level below it")
 
     def stepped(self, states: Sequence[LevelState | None], firsts: Sequence[int], rows: Sequence[Sequence[int]]) -> None:
         """The target has run a step: of its item i, rows `rows[i]` of the step are committed, at positions `firsts[i]` and on.

@@ -1,10 +1,13 @@
-"""Several drafting levels as one: merged levels' nodes go into one tree, the likeliest paths of all of them first."""
+"""Several drafting levels as one. Merged levels' nodes go into one tree, the likeliest paths of all of them first; a stacked level verifies
+the tree of those below it and extends it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from mlsdc.runtime.errors import ArtifactError
+from mlsdc.runtime.kv_pool import PageTable
 from mlsdc.runtime.levels.base import Level, LevelState
 from mlsdc.runtime.manifest import LevelInfo
 from mlsdc.runtime.tree import EMPTY, MAX_NODES, Tree
@@ -16,16 +19,34 @@ def compose(levels: Sequence[Level], infos: Sequence[LevelInfo], target: str) ->
         return None
     if len(levels) == 1:
         return levels[0]
-    loose = [info.name for info in infos if info.params.get("verified_by", target) != target]
-    if loose or len(infos) != len(levels) or any("merge_nodes" not in info.params for info in infos):
-        raise ArtifactError(f"levels {', '.join(level.name for level in levels)}: this runtime cannot stack them; compile again")
-    return MergedLevel(levels, max(int(info.params["merge_nodes"]) for info in infos))
+    names = ", ".join(level.name for level in levels)
+    if len(infos) != len(levels):
+        raise ArtifactError(f"levels {names}: the artifact does not know all of them; compile again")
+    after = [*(info.name for info in infos[1:]), target]
+    verifier = {info.name: str(info.params.get("verified_by", name)) for info, name in zip(infos, after, strict=True)}
+    stages: list[Level] = []
+    wanted = target
+    while True:  # from the target down
+        found = [i for i, info in enumerate(infos) if verifier[info.name] == wanted]
+        if not found:
+            break
+        if len(found) > 1 and any("merge_nodes" not in infos[i].params for i in found):
+            raise ArtifactError(f"levels {names}: more than one of them is verified by '{wanted}', and they are not merged; compile again")
+        if len(found) == 1:
+            stages.append(levels[found[0]])
+        else:
+            stages.append(MergedLevel([levels[i] for i in found], max(int(infos[i].params["merge_nodes"]) for i in found)))
+        if len(stages) > len(levels):
+            raise ArtifactError(f"levels {names}: they verify each other in a circle; compile again")
+        wanted = infos[found[0]].name
+    stages.reverse()
+    return stages[0] if len(stages) == 1 else StackedLevel(stages)
 
 
-class MergedState(LevelState):
-    """The states of all merged levels for one request."""
+class ComposedState(LevelState):
+    """The states of all levels of a merge or a stack for one request."""
 
-    def __init__(self, level: MergedLevel, states: Sequence[LevelState]) -> None:
+    def __init__(self, level: Level, states: Sequence[LevelState]) -> None:
         self.level, self.states = level, states
 
     def observe(self, tokens: Sequence[int]) -> None:
@@ -39,6 +60,10 @@ class MergedState(LevelState):
         for state in self.states:
             state.rollback(num_tokens)
 
+    def place(self, table: PageTable, computed: int) -> None:
+        for state in self.states:
+            state.place(table, computed)
+
     def couple(self, seed: int) -> None:
         for state in self.states:
             state.couple(seed)
@@ -46,6 +71,36 @@ class MergedState(LevelState):
     def close(self) -> None:
         for state in self.states:
             state.close()
+
+
+class StackedLevel(Level):
+    """The lowest level proposes a tree; each level above judges it and hands up its own."""
+
+    kind = "stack"
+
+    def __init__(self, levels: Sequence[Level]) -> None:
+        self.levels = tuple(levels)
+        self.name = ">".join(level.name for level in levels)
+        self.reads_target = any(level.reads_target for level in levels)
+
+    def start(self) -> LevelState:
+        return ComposedState(self, [level.start() for level in self.levels])
+
+    def propose_all(self, states: Sequence[LevelState], budgets: Sequence[int]) -> list[Tree]:
+        lowest, *above = self.levels
+        trees = lowest.propose_all([_part(state, 0) for state in states], budgets)
+        for i, level in enumerate(above, 1):
+            trees = level.propose_above([_part(state, i) for state in states], budgets, trees)
+        return trees
+
+    def stepped(self, states: Sequence[LevelState | None], firsts: Sequence[int], rows: Sequence[Sequence[int]]) -> None:
+        tell(self.levels, states, firsts, rows)
+
+
+def tell(levels: Sequence[Level], states: Sequence[LevelState | None], firsts: Sequence[int], rows: Sequence[Sequence[int]]) -> None:
+    """`stepped` of every level that a composed level is made of."""
+    for i, level in enumerate(levels):
+        level.stepped([None if state is None else _part(state, i) for state in states], firsts, rows)
 
 
 class MergedLevel(Level):
@@ -60,7 +115,7 @@ class MergedLevel(Level):
         self.reads_target = any(level.reads_target for level in levels)
 
     def start(self) -> LevelState:
-        return MergedState(self, [level.start() for level in self.levels])
+        return ComposedState(self, [level.start() for level in self.levels])
 
     def propose_all(self, states: Sequence[LevelState], budgets: Sequence[int]) -> list[Tree]:
         budgets = [min(budget, self.max_nodes) for budget in budgets]
@@ -68,12 +123,11 @@ class MergedLevel(Level):
         return [merge_trees([of_level[j] for of_level in found], budget) for j, budget in enumerate(budgets)]
 
     def stepped(self, states: Sequence[LevelState | None], firsts: Sequence[int], rows: Sequence[Sequence[int]]) -> None:
-        for i, level in enumerate(self.levels):
-            level.stepped([None if state is None else _part(state, i) for state in states], firsts, rows)
+        tell(self.levels, states, firsts, rows)
 
 
 def _part(state: LevelState, index: int) -> LevelState:
-    assert isinstance(state, MergedState)
+    assert isinstance(state, ComposedState)
     return state.states[index]
 
 

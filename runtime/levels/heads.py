@@ -17,6 +17,7 @@ from mlsdc.runtime.device.base import LevelMemory, NativeFunction
 from mlsdc.runtime.errors import ArtifactError
 from mlsdc.runtime.kv_pool import KvPool
 from mlsdc.runtime.levels.base import Level, LevelState
+from mlsdc.runtime.levels.growing import draft_ids
 from mlsdc.runtime.manifest import LevelInfo
 from mlsdc.runtime.step import Array
 from mlsdc.runtime.tree import EMPTY, Tree
@@ -27,7 +28,7 @@ class HeadLevel(Level):
 
     reads_target = True
 
-    def __init__(self, info: LevelInfo, index: int, d2t: Array, vocab_size: int) -> None:
+    def __init__(self, info: LevelInfo, index: int, d2t: Array) -> None:
         """Raises ArtifactError for params that no compile writes."""
         self.name, self.kind, self.index = info.name, info.kind, index
         try:
@@ -38,15 +39,15 @@ class HeadLevel(Level):
         except (KeyError, TypeError, ValueError) as error:
             raise ArtifactError(f"level '{info.name}': its params are not a head's ({error}); compile again") from None
         self.d2t = d2t
-        if d2t.size and not 0 <= int(d2t.min()) <= int(d2t.max()) < max(vocab_size, int(d2t.max()) + 1):
-            raise ArtifactError(f"level '{info.name}': its draft vocabulary is not the target's; compile again")
         self.counters = {"restarts": 0}  # how often a request's context began anew at the ring's first state
 
     @classmethod
     def load(cls, info: LevelInfo, index: int, functions: Callable[[str], NativeFunction | None], artifact: Artifact) -> HeadLevel:
         """Raises ArtifactError."""
-        file = artifact.path(str(info.params.get("d2t", "")))
-        return cls(info, index, np.fromfile(file, "<i4"), artifact.manifest.model.vocab_size)
+        ids = draft_ids(info, artifact)
+        if ids is None:
+            raise ArtifactError(f"level '{info.name}': has no draft vocabulary; compile again")
+        return cls(info, index, ids)
 
     def bind(self, memory: LevelMemory, target: LevelMemory, pool: KvPool | None) -> None:
         self.memory, self.pool = memory, pool
@@ -71,14 +72,6 @@ class HeadLevel(Level):
     @abstractmethod
     def draft(self, states: Sequence[HeadState], budgets: Sequence[int]) -> list[Tree]:
         """Trees of requests that are ready, all of them at once."""
-
-    def guesses(self, top: Array) -> tuple[Array, Array]:
-        """Rows of `top_k` f32[m, 2 k + 1] -> (log probabilities f32[m, k], the target's ids i32[m, k])."""
-        k = top.shape[1] // 2
-        with np.errstate(divide="ignore", invalid="ignore"):
-            logp = top[:, :k] - np.log(top[:, 2 * k :])
-        ids = np.clip(np.nan_to_num(top[:, k : 2 * k]).astype(np.int64), 0, len(self.d2t) - 1)
-        return np.nan_to_num(logp, nan=-np.inf), self.d2t[ids]
 
 
 class HeadState(LevelState):

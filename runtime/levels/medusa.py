@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from mlsdc.runtime.device.base import LevelMemory
 from mlsdc.runtime.kv_pool import KvPool
 from mlsdc.runtime.levels.base import LevelState
+from mlsdc.runtime.levels.growing import log_guesses
 from mlsdc.runtime.levels.heads import HeadLevel, HeadState, best_first
 from mlsdc.runtime.step import Array, Header
 from mlsdc.runtime.tree import EMPTY, Tree
@@ -36,7 +37,7 @@ class MedusaLevel(HeadLevel):
             header = buffers.header
             header[Header.ROWS] = header[Header.OUT] = header[Header.SEQS] = len(part)
             self.program.run()
-            heads = [self.guesses(self.program.tap(f"top.{i}")[: len(part)]) for i in range(self.depth)]
+            heads = [log_guesses(self.program.tap(f"top.{i}")[: len(part)], self.d2t) for i in range(self.depth)]
             trees += (self._tree(heads, row, budget) for row, budget in enumerate(budgets[start : start + most]))
         return trees
 

@@ -12,6 +12,7 @@ from mlsdc.runtime.engine import Engine
 from mlsdc.runtime.levels.compose import MergedLevel
 from mlsdc.runtime.levels.heads import HeadState
 from mlsdc.runtime.sampling_params import SamplingParams, Speculation
+from tests.function_level import sends_all
 
 OFF = Speculation(enabled=False)
 PROMPTS = [[(7 * i * j + 3) % 256 for i in range(5 + 40 * j)] for j in range(1, 5)]
@@ -24,7 +25,7 @@ def engine_with(artifact: Path, *names: str) -> Iterator[Engine]:
         if names:
             levels = [level for level in engine.drafting.levels if level.name in names]
             engine.drafting.level = levels[0] if len(levels) == 1 else MergedLevel(levels, 15)
-        yield engine
+        yield sends_all(engine)
 
 
 @pytest.fixture(scope="module", params=["eagle", "medusa", "counts eagle medusa"])
@@ -55,7 +56,7 @@ def test_preemption_between_drafts_changes_nothing(merged: Path) -> None:
     with engine_with(merged) as engine:
         wanted = [result.token_ids for result in engine.generate(PROMPTS, params(0.0, OFF))]
     with Engine.load(merged, threads=1, num_pages=34) as small:
-        results = small.generate(PROMPTS, params(0.0))
+        results = sends_all(small).generate(PROMPTS, params(0.0))
         small.check_integrity()
     assert sum(result.statistics.preemptions for result in results) > 0
     assert [result.token_ids for result in results] == wanted

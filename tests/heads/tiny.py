@@ -27,6 +27,29 @@ def write_heads(path: Path, head: HeadConfig, seed: int = 0, **changed: Any) -> 
     return path
 
 
+EXIT = MedusaConfig(HIDDEN, HIDDEN, PADDED_VOCAB, DRAFT, 1, 1e-6, (1,), first=1, own_norm=True, kind="exit")
+SMALL_CONTEXT = 96
+
+
+def write_small(folder: Path, **changed: Any) -> Path:
+    """A smaller model with the tiny one's tokenizer, of a shorter context than the target's."""
+    import torch
+    import transformers
+
+    from tests.laws.tiny import write_model
+
+    write_model(folder)
+    for file in folder.glob("*.safetensors"):
+        file.unlink()
+    torch.manual_seed(1)
+    llama = transformers.LlamaConfig(**{
+        "vocab_size": PADDED_VOCAB, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 1, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "max_position_embeddings": SMALL_CONTEXT, "initializer_range": 0.15, "tie_word_embeddings": False,
+        "bos_token_id": None, "eos_token_id": 0, **changed})
+    transformers.LlamaForCausalLM(llama).save_pretrained(folder)
+    return folder
+
+
 def with_heads(model: Path, *levels: dict[str, Any]) -> dict[str, Any]:
     """The tiny artifact's model.yaml with these levels, merged if there are several."""
     cascade: list[dict[str, Any]] = [*levels] if len(levels) < 2 else [{"merge": [*levels], "max_nodes": TREE_NODES}]

@@ -128,9 +128,9 @@ def test_params_must_match_the_prompts_in_number() -> None:
         make_engine().generate([[1], [2]], [few()])
 
 
-def test_two_drafting_levels_that_are_not_merged_are_refused() -> None:
+def test_levels_that_the_artifact_does_not_know_are_refused() -> None:
     engine = make_engine()
-    with pytest.raises(ArtifactError, match="cannot stack them"):
+    with pytest.raises(ArtifactError, match="does not know all of them"):
         Engine(engine.manifest, engine.device, engine._memory, [LEVELS["oracle"](), LEVELS["wrong"]()])
 
 

@@ -1,0 +1,205 @@
+"""Levels that are decoders themselves: `model`, with weights and pages of its own, and `self`, the target's first layers over its pages.
+
+Both grow trees (growing.py), and both can stand above another level: they judge its tree by their own probabilities, in one run, and extend
+what is left of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from mlsdc.runtime.artifact import Artifact
+from mlsdc.runtime.device.base import LevelMemory, NativeFunction
+from mlsdc.runtime.errors import ArtifactError
+from mlsdc.runtime.kv_pool import KvPool, PageTable
+from mlsdc.runtime.levels.base import LevelState
+from mlsdc.runtime.levels.growing import GrowingLevel, Growth, draft_ids, log_guesses
+from mlsdc.runtime.manifest import LevelInfo
+from mlsdc.runtime.step import Array
+from mlsdc.runtime.tree import EMPTY, Tree
+
+
+class DecoderLevel(GrowingLevel):
+    """What the two share: params, and the way from states to trees."""
+
+    def __init__(self, info: LevelInfo, index: int, ids: Array | None, vocab_size: int) -> None:
+        """Raises ArtifactError for params that no compile writes."""
+        self.name, self.kind, self.index, self.ids, self.vocab_size = info.name, info.kind, index, ids, vocab_size
+        try:
+            self.max_nodes, self.depth = int(info.params["max_nodes"]), int(info.params["depth"])
+            self.floor = float(info.params["min_probability"])
+            self.context = int(info.params.get("context", 0))
+        except (KeyError, TypeError, ValueError) as error:
+            raise ArtifactError(f"level '{info.name}': its params are not a decoder's ({error}); compile again") from None
+        self.counters = {"restarts": 0}  # how often a context grew too long and began anew with its last tokens
+
+    @classmethod
+    def load(cls, info: LevelInfo, index: int, functions: Callable[[str], NativeFunction | None], artifact: Artifact) -> DecoderLevel:
+        """Raises ArtifactError."""
+        return cls(info, index, draft_ids(info, artifact), artifact.manifest.model.vocab_size)
+
+    def propose_all(self, states: Sequence[LevelState], budgets: Sequence[int]) -> list[Tree]:
+        return self.propose_above(states, budgets, [EMPTY] * len(states))
+
+    def propose_above(self, states: Sequence[LevelState], budgets: Sequence[int], below: Sequence[Tree]) -> list[Tree]:
+        found: list[Tree] = [EMPTY] * len(states)
+        able = [i for i, state in enumerate(states) if budgets[i] > 0 and self.ready(state)]
+        most = self.buffers.limits.max_num_seqs
+        for start in range(0, len(able), most):
+            part = able[start : start + most]
+            wanted = [min(budgets[i], self.max_nodes) for i in part]
+            growths = self.begin([states[i] for i in part], wanted, [below[i] for i in part])
+            self.grow(growths, self.depth - 1)
+            for i, growth in zip(part, growths, strict=True):
+                found[i] = growth.tree(self.index)
+        return found
+
+    def ready(self, state: LevelState) -> bool:
+        """Whether the request can draft now; its pages are there then."""
+        raise NotImplementedError
+
+    def begin(self, states: Sequence[LevelState], budgets: Sequence[int], below: Sequence[Tree]) -> list[Growth]:
+        """Each request's tree with its first guesses, and with what is kept of the tree below."""
+        raise NotImplementedError
+
+
+class SelfState(LevelState):
+    """The request's last token, and where the target keeps its keys and values."""
+
+    def __init__(self) -> None:
+        self.last = -1
+        self.table = PageTable()
+        self.computed = 0
+
+    def observe(self, tokens: Sequence[int]) -> None:
+        if tokens:
+            self.last = tokens[-1]
+
+    def place(self, table: PageTable, computed: int) -> None:
+        self.table, self.computed = table, computed
+
+    def propose(self, budget: int) -> Tree:
+        return EMPTY  # alone it knows no device; `SelfLevel.propose_all` does
+
+    def rollback(self, num_tokens: int) -> None:
+        self.last = -1
+
+
+class SelfLevel(DecoderLevel):
+    """The target's first layers and an exit. What they would write of committed tokens the target has written: nothing is computed twice.
+    Its own rows go to the sequence's scratch slots, which the target's verify overwrites."""
+
+    def start(self) -> LevelState:
+        return SelfState()
+
+    def ready(self, state: LevelState) -> bool:
+        return isinstance(state, SelfState) and state.last >= 0 and bool(state.table.scratch) and bool(state.table.pages)
+
+    def begin(self, states: Sequence[LevelState], budgets: Sequence[int], below: Sequence[Tree]) -> list[Growth]:
+        growths, lasts = [], []
+        for state, budget in zip(states, budgets, strict=True):
+            assert isinstance(state, SelfState)
+            growths.append(Growth(state.table, state.computed, budget, root=1))
+            lasts.append(state.last)
+        self.judge(growths, below, lasts)
+        return growths
+
+
+class ModelState(LevelState):
+    """One request: its tokens; positions base .. fed - 1 have their keys in `table`'s pages."""
+
+    def __init__(self, level: ModelLevel) -> None:
+        self.level = level
+        self.tokens: list[int] = []
+        self.table = PageTable()
+        self.base = self.fed = 0
+
+    def observe(self, tokens: Sequence[int]) -> None:
+        self.tokens += tokens
+
+    def propose(self, budget: int) -> Tree:
+        return self.level.propose_all([self], [budget])[0]
+
+    def rollback(self, num_tokens: int) -> None:
+        del self.tokens[max(0, len(self.tokens) - num_tokens) :]
+        self.base = min(self.base, len(self.tokens))
+        self.fed = max(self.base, min(self.fed, len(self.tokens)))
+
+    def close(self) -> None:
+        self.level.pool.free(self.table)
+
+
+class ModelLevel(DecoderLevel):
+    """A smaller model. A context longer than `context` begins anew with the last half of it: positions count from there."""
+
+    pool: KvPool
+
+    def bind(self, memory: LevelMemory, target: LevelMemory, pool: KvPool | None) -> None:
+        super().bind(memory, target, pool)
+        if pool is None:
+            raise ArtifactError(f"level '{self.name}': has no pages for its keys and values; compile again")
+        self.pool = pool
+        if self.ids is not None:  # the way back: what the model calls each of the target's tokens
+            self.own_ids = np.zeros(max(int(self.ids.max()) + 1, self.vocab_size), np.int32)
+            self.own_ids[self.ids] = np.arange(len(self.ids), dtype=np.int32)
+        self.context = min(self.context or memory.buffers.limits.max_model_len, memory.buffers.limits.max_model_len)
+
+    def start(self) -> LevelState:
+        return ModelState(self)
+
+    def ready(self, state: LevelState) -> bool:
+        if not isinstance(state, ModelState) or not state.tokens:
+            return False
+        if len(state.tokens) - state.base > self.context - self.depth:
+            if state.fed > state.base:
+                self.counters["restarts"] += 1
+            state.base = state.fed = max(0, len(state.tokens) - max(1, self.context // 2))
+        scratch, count = self.buffers.limits.scratch_pages(self.pool.page_size), len(state.tokens) - state.base
+        if not state.table.pages:
+            if not self.pool.can_allocate((), count, scratch):
+                return False
+            state.table = self.pool.allocate((), count, scratch)
+        if not self.pool.can_append(state.table, count, 0):
+            return False
+        self.pool.append(state.table, count, 0)
+        return True
+
+    def begin(self, states: Sequence[LevelState], budgets: Sequence[int], below: Sequence[Tree]) -> list[Growth]:
+        owners = [state for state in states if isinstance(state, ModelState)]
+        lasts = self._catch_up(owners)
+        growths = [Growth(state.table, len(state.tokens) - state.base, budget) for state, budget in zip(owners, budgets, strict=True)]
+        for growth, (logp, tokens) in zip(growths, lasts, strict=True):
+            growth.add(-1, logp, tokens, None, 0, self.log_floor)
+        self.judge(growths, below)
+        return growths
+
+    def _catch_up(self, states: Sequence[ModelState]) -> list[tuple[Array, Array]]:
+        """Rows of all tokens without keys, the last token's at least; each request's guesses after its last token."""
+        lasts: dict[int, tuple[Array, Array]] = {}
+        for state in states:
+            state.fed = min(state.fed, len(state.tokens) - 1)
+        while len(lasts) < len(states):
+            at = 0
+            part: list[tuple[ModelState, int]] = []
+            for state in states:
+                count = min(len(state.tokens) - state.fed, self.most_rows - at)
+                if id(state) in lasts or count <= 0:
+                    continue
+                end, first = at + count, state.fed - state.base
+                self.buffers.tokens[at:end] = self.spoken(state.tokens[state.fed : state.fed + count])
+                self.buffers.positions[at:end] = range(first, first + count)
+                self.buffers.row_slot[at:end] = -1
+                self.buffers.ancestors[at:end] = 0
+                self.sequence(len(part), state.table, at, count, first)
+                self.buffers.out_rows[len(part)] = end - 1
+                part.append((state, count))
+                at = end
+            self.run(at, len(part), len(part))
+            logp, tokens = log_guesses(self.program.tap("top")[: len(part)], self.ids, self.vocab_size)
+            for seq, (state, count) in enumerate(part):
+                state.fed += count
+                if state.fed == len(state.tokens):
+                    lasts[id(state)] = logp[seq], tokens[seq]
+        return [lasts[id(state)] for state in states]
