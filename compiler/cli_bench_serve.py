@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser, numbers: Any) -> None:
     parser.add_argument("--clients", type=numbers, default=(1, 8), metavar="N[,N]", help="serve: requests at once (1,8)")
     parser.add_argument("--requests", type=int, metavar="N", help="of a round (serve: 2 a client; throughput: 32; latency: 1)")
     parser.add_argument("--max-tokens", type=int, default=64, metavar="N", help="serve, throughput, latency: of an answer (64)")
-    parser.add_argument("--prompts", type=Path, metavar="FILE", help="serve, throughput, latency: a prompt a line; spec: JSON lines, with a kind each")
+    parser.add_argument("--prompts", type=Path, metavar="FILE", help="a prompt a line; spec: JSON lines, with a kind each")
     parser.add_argument("--speculation", choices=("on", "off", "both"), default="both", help="serve, throughput, latency")
 
 
