@@ -25,6 +25,7 @@ VERBS = {
     "bench": "measure an artifact on this machine",
     "eval": "measure what a KV-cache format costs in quality",
     "inspect": "show what is in an artifact",
+    "roofline": "predict a step's time on a GPU",
     "verify": "check every byte of an artifact",
     "targets": "list what can be compiled for",
     "passes": "list the passes, in order",
@@ -42,8 +43,8 @@ VERBS = {
 EXTRAS = {
     **dict.fromkeys(("gguf", "networkx", "onnx", "safetensors", "torch", "transformers", "tvm", "yaml"), "compile"),
     "triton": "nvidia",
-    "matplotlib": "plot",
     **dict.fromkeys(("llguidance", "prometheus_client", "pydantic", "starlette", "uvicorn"), "server"),
+    "matplotlib": "plot",
 }
 
 

@@ -28,7 +28,6 @@ class BoundProgram(ABC):
 
     def finish(self) -> None:
         """The second half: wait until the results can be read. Not needed if another program has run to its end since."""
-        return None
 
     @abstractmethod
     def tap(self, name: str) -> Array:

@@ -136,7 +136,7 @@ class CudaDevice(Device):
         self.driver.cuMemHostAlloc(C.byref(pointer), C.c_size_t(max(1, num_bytes)), 0)
         self._pinned.append(pointer)
         assert pointer.value is not None
-        memory = np.frombuffer((C.c_ubyte * max(1, num_bytes)).from_address(pointer.value), np.uint8)
+        memory: Array = np.frombuffer(memoryview((C.c_ubyte * max(1, num_bytes)).from_address(pointer.value)), np.uint8)
         memory[:] = 0
         return memory[:num_bytes]
 
