@@ -25,6 +25,7 @@ class Block(ABC):
 
     name: ClassVar[str]
     rotated: ClassVar[bool] = False  # written after the Hadamard rotation of its head
+    grouped: ClassVar[bool] = False  # read only behind a tail of recent tokens in 16 bits (law L3)
 
     @abstractmethod
     def block_bytes(self, page_size: int, head_dim: int) -> int: ...
@@ -40,6 +41,15 @@ class Block(ABC):
     def write(self, block: Bytes, slot: int, x: F32) -> None:
         """Store the token's vector x[head_dim] (f32) at `slot`."""
         self.store(block, slot, rotate(x) if self.rotated else x)
+
+    def store_group(self, block: Bytes, xs: F32) -> None:
+        """Write a page's tokens, xs[page_size, head_dim], rotated where the format is."""
+        for slot, x in enumerate(xs):
+            self.store(block, slot, x)
+
+    def write_group(self, block: Bytes, xs: F32) -> None:
+        """Store a page's vectors, xs[page_size, head_dim] in f32."""
+        self.store_group(block, rotate(xs) if self.rotated else xs)
 
     def read(self, block: Bytes, head_dim: int) -> F32:
         """The whole block dequantised, f32[page_size, head_dim]."""
@@ -180,72 +190,150 @@ def levels(x: F32, most: int) -> tuple[np.float16, np.float16, npt.NDArray[np.ui
     return scale, low, np.clip(np.rint((x - np.float32(low)) * inverse), 0, most).astype(np.uint8)
 
 
-class Int4TokenKeys(Block):
-    """Rotated; x = scale * code + minimum, a token's own. Words `[page_size / 16][head_dim / 8][16 tokens][4]`: low nibbles hold the first
-    half of the head's channels, high nibbles the second; then the scales, then the minima."""
+class _Parts(Block):
+    """Codes of 4 or 2 bits: a byte holds one code of each of `parts` equal runs of a head's channels, the first run in the lowest bits."""
 
-    name = "int4-token"
+    bits_: ClassVar[int]
     rotated = True
 
+    @property
+    def parts(self) -> int:
+        return 8 // self.bits_
+
+    @property
+    def most(self) -> int:
+        """The largest code."""
+        return (1 << self.bits_) - 1
+
+    def pack(self, codes: Bytes) -> Bytes:
+        """u8[.., channels] -> u8[.., channels / parts]."""
+        runs = np.split(codes, self.parts, axis=-1)
+        return np.asarray(np.bitwise_or.reduce([run << (self.bits_ * k) for k, run in enumerate(runs)]), np.uint8)
+
+    def unpack(self, packed: Bytes) -> F32:
+        return np.concatenate([packed >> (self.bits_ * k) & self.most for k in range(self.parts)], axis=-1).astype(np.float32)
+
+
+class TokenKeys(_Parts):
+    """Rotated; x = scale * code + minimum, a token's own. Words `[page_size / 16][head_dim / 4 parts][16 tokens][4]`, scales, minima."""
+
     def block_bytes(self, page_size: int, head_dim: int) -> int:
-        return page_size * (head_dim // 2 + 4)
+        return page_size * (head_dim // self.parts + 4)
 
     def store(self, block: Bytes, slot: int, x: F32) -> None:
         codes, tops = self._split(block, len(x))
-        tops[0, slot], tops[1, slot], found = levels(x, 15)
-        low, high = found.reshape(2, -1)
-        key_bytes(codes, len(x) // 2)[slot // LANES, slot % LANES] = (low | high << 4).reshape(-1, 4)
+        tops[0, slot], tops[1, slot], found = levels(x, self.most)
+        key_bytes(codes, len(x) // self.parts)[slot // LANES, slot % LANES] = self.pack(found).reshape(-1, 4)
 
     def load(self, block: Bytes, head_dim: int) -> F32:
         codes, tops = self._split(block, head_dim)
-        return unpacked(key_bytes(codes, head_dim // 2).reshape(-1, head_dim // 2), tops)
+        scale, low = tops.astype(np.float32)[:, :, None]
+        units = self.unpack(key_bytes(codes, head_dim // self.parts).reshape(-1, head_dim // self.parts))
+        return np.asarray(units * scale + low, np.float32)
 
     def _split(self, block: Bytes, head_dim: int) -> tuple[Bytes, npt.NDArray[np.float16]]:
         """Codes, and f16[scale or minimum, page_size]."""
-        page_size = len(block) // (head_dim // 2 + 4)
-        codes = page_size * head_dim // 2
+        page_size = len(block) // (head_dim // self.parts + 4)
+        codes = page_size * head_dim // self.parts
         return block[:codes], block[codes:].view(np.float16).reshape(2, -1)
 
 
-def unpacked(nibbles: Bytes, tops: npt.NDArray[np.float16]) -> F32:
-    """u8[tokens, n] of low and high halves -> f32[tokens, 2n]."""
-    codes = np.concatenate([nibbles & 15, nibbles >> 4], axis=1).astype(np.float32)
-    scale, low = tops.astype(np.float32)[:, :, None]
-    return codes * scale + low
+def run_channels(head_dim: int, parts: int) -> int:
+    """Channels of a run of packed values: whole vectors of 16; the last run may be shorter."""
+    return -(-head_dim // (16 * parts)) * 16
 
 
-def half_channels(head_dim: int) -> int:
-    """Channels in the low nibbles of int4 values: whole vectors of 16, one more than in the high ones where their number is odd."""
-    return -(-head_dim // 32) * 16
-
-
-class Int4TokenValues(Block):
-    """As Int4TokenKeys, in bytes `[page_size / 4][half the channels][4 tokens]`; a half is made of whole vectors of 16 channels."""
-
-    name = "int4-token"
-    rotated = True
+class TokenValues(_Parts):
+    """As TokenKeys, in bytes `[page_size / 4][channels of a run][4 tokens]`; runs are made of whole vectors of 16 channels."""
 
     def block_bytes(self, page_size: int, head_dim: int) -> int:
-        return page_size * (half_channels(head_dim) + 4)
+        return page_size * (run_channels(head_dim, self.parts) + 4)
 
     def store(self, block: Bytes, slot: int, x: F32) -> None:
         codes, tops = self._split(block, len(x))
-        tops[0, slot], tops[1, slot], found = levels(x, 15)
-        half = half_channels(len(x))
-        high = np.zeros(half, np.uint8)
-        high[: len(x) - half] = found[half:]
-        value_bytes(codes, half)[slot // QUAD, slot % QUAD] = found[:half] | high << 4
+        run = run_channels(len(x), self.parts)
+        every = np.zeros(run * self.parts, np.uint8)
+        tops[0, slot], tops[1, slot], every[: len(x)] = levels(x, self.most)
+        value_bytes(codes, run)[slot // QUAD, slot % QUAD] = self.pack(every)
 
     def load(self, block: Bytes, head_dim: int) -> F32:
         codes, tops = self._split(block, head_dim)
-        half = half_channels(head_dim)
-        return unpacked(value_bytes(codes, half).reshape(-1, half), tops)[:, :head_dim]
+        run = run_channels(head_dim, self.parts)
+        scale, low = tops.astype(np.float32)[:, :, None]
+        return np.asarray(self.unpack(value_bytes(codes, run).reshape(-1, run))[:, :head_dim] * scale + low, np.float32)
 
     def _split(self, block: Bytes, head_dim: int) -> tuple[Bytes, npt.NDArray[np.float16]]:
-        half = half_channels(head_dim)
-        codes = len(block) // (half + 4) * half
+        run = run_channels(head_dim, self.parts)
+        codes = len(block) // (run + 4) * run
         return block[:codes], block[codes:].view(np.float16).reshape(2, -1)
 
 
-KEYS: dict[str, Block] = {block.name: block for block in (Bf16Keys(), Int8Keys(), Fp8Keys(), Int4TokenKeys())}
-VALUES: dict[str, Block] = {block.name: block for block in (Bf16Values(), Int8Values(), Fp8Values(), Int4TokenValues())}
+class ChannelKeys(_Parts):
+    """Rotated; x = scale * code + minimum, a channel's own over the page's tokens: written whole (law L3).
+
+    Words `[page_size / 16][head_dim / 4 parts][16 tokens][4]`, scales f16[head_dim], minima f16[head_dim].
+    """
+
+    grouped = True
+
+    def block_bytes(self, page_size: int, head_dim: int) -> int:
+        return page_size * head_dim // self.parts + 4 * head_dim
+
+    def store_group(self, block: Bytes, xs: F32) -> None:
+        page_size, head_dim = xs.shape
+        size = page_size * head_dim // self.parts
+        tops = block[size:].view(np.float16).reshape(2, -1)
+        codes = np.empty(xs.shape, np.uint8)
+        for c in range(head_dim):
+            tops[0, c], tops[1, c], codes[:, c] = levels(xs[:, c], self.most)
+        key_bytes(block[:size], head_dim // self.parts)[:] = self.pack(codes).reshape(-1, LANES, head_dim // self.parts // 4, 4)
+
+    def store(self, block: Bytes, slot: int, x: F32) -> None:
+        raise NotImplementedError(f"{self.name} keys are written a page at a time")
+
+    def load(self, block: Bytes, head_dim: int) -> F32:
+        page_size = (len(block) - 4 * head_dim) * self.parts // head_dim
+        size = page_size * head_dim // self.parts
+        scale, low = block[size:].view(np.float16).reshape(2, -1).astype(np.float32)
+        units = self.unpack(key_bytes(block[:size], head_dim // self.parts).reshape(page_size, -1))
+        return np.asarray(units * scale + low, np.float32)
+
+
+class Int4TokenKeys(TokenKeys):
+    name = "int4-token"
+    bits_ = 4
+
+
+class Int4TokenValues(TokenValues):
+    name = "int4-token"
+    bits_ = 4
+
+
+class Int4Keys(ChannelKeys):
+    name = "int4"
+    bits_ = 4
+
+
+class Int4Values(TokenValues):
+    """The tokens' own levels, but read once the page's keys are: recent tokens are read in 16 bits."""
+
+    name = "int4"
+    bits_ = 4
+    grouped = True
+
+
+class Int2Keys(ChannelKeys):
+    name = "int2"
+    bits_ = 2
+
+
+class Int2Values(TokenValues):
+    name = "int2"
+    bits_ = 2
+    grouped = True
+
+
+KEYS: dict[str, Block] = {
+    block.name: block for block in (Bf16Keys(), Int8Keys(), Fp8Keys(), Int4TokenKeys(), Int4Keys(), Int2Keys())}
+VALUES: dict[str, Block] = {
+    block.name: block for block in (Bf16Values(), Int8Values(), Fp8Values(), Int4TokenValues(), Int4Values(), Int2Values())}

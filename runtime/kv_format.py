@@ -15,9 +15,12 @@ from itertools import accumulate
 from mlsdc.runtime.errors import MlsdcError
 from mlsdc.runtime.kv_blocks import KEYS, LANES, VALUES, Block, Bytes
 from mlsdc.runtime.kv_numbers import F32, from_bf16, to_bf16
+from mlsdc.runtime.kv_tail import Tail
 
 __all__ = ["FORMATS", "LANES", "KvFormat", "KvGeometry", "format_named", "from_bf16", "format_text", "parse_format", "to_bf16"]
 
+RECENT = 32  # R of law L3: a tree's path may be so deep
+WIDE_PAGE = 32  # tokens of a 16-bit page, if a group has as many
 HEAD_ALIGN = 64  # bytes: every (layer, kv head) of a page starts on a cache line
 
 
@@ -31,6 +34,11 @@ class KvFormat:
     @property
     def name(self) -> str:
         return self.keys.name if self.keys.name == self.values.name else f"{self.keys.name}/{self.values.name}"
+
+    @property
+    def grouped(self) -> bool:
+        """Whether pages are written whole and recent tokens are read in 16 bits."""
+        return self.keys.grouped or self.values.grouped
 
     def bits_per_element(self, page_size: int, head_dim: int) -> float:
         """Mean of keys and values, scales included."""
@@ -127,6 +135,31 @@ class KvGeometry:
         return self.format_bytes(self.layer_format(layer))
 
     @property
+    def grouped(self) -> bool:
+        """Whether a page is a group: it is written once full, and all layers' recent tokens lie in 16 bits in wide pages (law L3)."""
+        kv, others = parse_format(self.format)
+        return kv.grouped or any(other.grouped for other in others.values())
+
+    @cached_property
+    def tail(self) -> Tail | None:
+        """Of a grouped geometry: which tokens a sequence keeps in 16 bits."""
+        return Tail(RECENT, self.page_size, min(WIDE_PAGE, self.page_size)) if self.grouped else None
+
+    @property
+    def recent(self) -> int:
+        """R: a group is read as quantised by queries at least so many tokens after its end."""
+        return self.tail.recent if self.tail else 0
+
+    @property
+    def tail_slots(self) -> int:
+        return self.tail.slots if self.tail else 0
+
+    @cached_property
+    def wide(self) -> KvGeometry | None:
+        """Of a grouped geometry: that of the 16-bit pages of tails and scratch slabs."""
+        return KvGeometry("bf16", self.tail.page_size, self.num_layers, self.num_kv_heads, self.head_dim) if self.tail else None
+
+    @property
     def k_block_bytes(self) -> int:
         """Of the format of most layers, as `v_block_bytes` and `head_bytes` are."""
         return self.format_bytes(self.kv)[0]
@@ -178,6 +211,12 @@ class KvGeometry:
     def write(self, page: Bytes, layer: int, head: int, slot: int, key: F32, value: F32) -> None:
         """Store a token's key[head_dim] and value[head_dim] in a page given as u8[page_bytes]."""
         self.layer_format(layer).write(*self.blocks(page, layer, head), slot, key, value)
+
+    def write_group(self, page: Bytes, layer: int, head: int, keys: F32, values: F32) -> None:
+        """Fill a (layer, kv head) of a page with all its tokens' keys and values, f32[page_size, head_dim]."""
+        kv = self.layer_format(layer)
+        for block, vectors, store in zip(self.blocks(page, layer, head), (keys, values), (kv.keys, kv.values), strict=True):
+            store.write_group(block, vectors)
 
     def read(self, page: Bytes, layer: int, head: int) -> tuple[F32, F32]:
         """A page's keys[page_size, head_dim] and values[page_size, head_dim] of a (layer, kv head), in f32."""

@@ -28,11 +28,11 @@ def to_e4m3(x: F32) -> npt.NDArray[np.uint8]:
     exponent = np.maximum((magnitude.view(np.int32) >> 23) - 127, -6)  # below 2^-6 the steps are those of 2^-6
     steps = np.rint(np.ldexp(magnitude, 3 - exponent)).astype(np.int32)  # 8 .. 16 of the binade's eighths; 0 .. 8 at the bottom
     code = ((exponent + 6) << 3) + steps
-    return (np.signbit(x).astype(np.uint8) << 7 | code.astype(np.uint8)).astype(np.uint8)
+    return np.asarray(np.signbit(x).astype(np.uint8) << 7 | code.astype(np.uint8), np.uint8)
 
 
 def from_e4m3(bits: npt.NDArray[np.uint8]) -> F32:
-    return _e4m3_values()[bits]
+    return np.asarray(_e4m3_values()[bits])
 
 
 @cache
@@ -60,7 +60,7 @@ def rotate(x: F32) -> F32:
     Butterflies from neighbours up, sums only, and one multiply at the end: the order in which the kernels add.
     """
     size = rotation_size(x.shape[-1])
-    out = np.asarray(x, np.float32).reshape(*x.shape[:-1], -1, size)
+    out = np.asarray(x, np.float32).reshape(*x.shape[:-1], x.shape[-1] // size, size)
     step = 1
     while step < size:
         pairs = out.reshape(*out.shape[:-1], size // (2 * step), 2, step)

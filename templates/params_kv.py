@@ -5,14 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import e, log2
 
-from mlsdc.runtime.kv_blocks import half_channels
+from mlsdc.runtime.kv_blocks import ChannelKeys, TokenKeys, TokenValues, run_channels
 from mlsdc.runtime.kv_format import KvFormat, KvGeometry
 from mlsdc.runtime.kv_numbers import rotation_size
+from mlsdc.runtime.kv_tail import Tail
 from mlsdc.runtime.step import Limits
 from mlsdc.templates.params import TirParams, named, padded
 
 SPAN = 256  # positions of one attention work item: a multiple of the block of 64 (law L2: spans and blocks are by position)
-DOTS = ("int8", "int4-token")  # key and value formats that meet integer dots
+DOTS = ("int8", "int4-token", "int4", "int2")  # key and value formats that meet integer dots
+FRAGMENTS_OF_KEYS = {"int4-token": "token_levels", "int4": "channel_levels", "int2": "channel_levels"}
 REGISTERS = {"vnni512": 24}  # accumulators of 16 lanes that stay in registers, by kind of dot; other machines:
 FEW_REGISTERS = 6
 
@@ -62,8 +64,67 @@ class Paged(TirParams):
         return rotation_size(self.head_dim)
 
     @property
-    def half_channels(self) -> int:
-        return half_channels(self.head_dim)
+    def key_fragments(self) -> str:
+        return FRAGMENTS_OF_KEYS.get(self.keys, self.keys)
+
+    @property
+    def value_fragments(self) -> str:
+        return "levels" if isinstance(self.format.values, TokenValues) else self.values
+
+    @property
+    def key_parts(self) -> int:
+        """Codes in a byte."""
+        assert isinstance(self.format.keys, TokenKeys | ChannelKeys)
+        return self.format.keys.parts
+
+    @property
+    def key_most(self) -> int:
+        """The largest code."""
+        return int(2 ** (8 // self.key_parts)) - 1
+
+    @property
+    def value_parts(self) -> int:
+        assert isinstance(self.format.values, TokenValues)
+        return self.format.values.parts
+
+    @property
+    def value_most(self) -> int:
+        return int(2 ** (8 // self.value_parts)) - 1
+
+    @property
+    def run_channels(self) -> int:
+        """Channels of a run of packed values."""
+        return run_channels(self.head_dim, self.value_parts)
+
+    @property
+    def grouped(self) -> bool:
+        return self.geometry.grouped
+
+    @property
+    def tail(self) -> Tail:
+        """Of a grouped geometry."""
+        assert self.geometry.tail is not None
+        return self.geometry.tail
+
+    @property
+    def wide(self) -> KvGeometry:
+        """Of a grouped geometry: that of its 16-bit pages."""
+        assert self.geometry.wide is not None
+        return self.geometry.wide
+
+    @property
+    def chunk(self) -> KvGeometry:
+        """Of a grouped geometry: a step's own committed rows in 16 bits lie in the arena as one layer's pages of 16 rows, in order."""
+        return KvGeometry("bf16", 16, 1, self.kv_heads, self.head_dim)
+
+    @property
+    def chunk_bytes(self) -> int:
+        return padded(self.limits.max_num_batched_tokens, 16) // 16 * self.chunk.page_bytes
+
+    @property
+    def max_groups(self) -> int:
+        """Groups that one commit may fill."""
+        return self.seqs * (1 + self.limits.max_tree_nodes // self.page_size)
 
     @property
     def rows_padded(self) -> int:
@@ -79,7 +140,7 @@ class Paged(TirParams):
 
     @property
     def scratch_pages(self) -> int:
-        return self.limits.scratch_pages(self.page_size)
+        return self.limits.scratch_pages(self.tail.page_size if self.grouped else self.page_size)
 
     @property
     def max_commits(self) -> int:
@@ -199,6 +260,23 @@ class Commit(Paged):
 
     stem = "commit"
     count: int = named("l", default=0)  # type: ignore[assignment]
+
+
+@dataclass(frozen=True)
+class QuantiseKv(Paged):
+    """Pages of a grouped format from their tokens' 16-bit forms: in a forward program, or, with `commits` layers, after a commit."""
+
+    stem = "quantise_kv"
+    commits: int = named("l", default=0)  # type: ignore[assignment]
+
+    @property
+    def by_channel(self) -> bool:
+        return isinstance(self.format.keys, ChannelKeys)
+
+
+@dataclass(frozen=True)
+class SettleKv(Paged):
+    stem = "settle_kv"
 
 
 @dataclass(frozen=True)

@@ -10,11 +10,14 @@ from hypothesis import strategies as st
 from mlsdc.runtime.errors import MlsdcError
 from mlsdc.runtime.kv_format import FORMATS, KvGeometry, format_text, parse_format
 from mlsdc.runtime.kv_numbers import from_e4m3, rotate, to_e4m3
+from mlsdc.runtime.kv_tail import Tail
 
+PER_TOKEN = [name for name, kv in FORMATS.items() if not kv.grouped]
+GROUPED = {"int4": 1 / 14, "int2": 1 / 2.9}
 STEP = {"bf16": 2**-8, "int8": 1 / 253, "fp8": 2**-4, "int4-token": 1 / 14}  # largest error, relative to the largest |x| of a token
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", PER_TOKEN)
 @given(seed=st.integers(0, 2**32), page=st.sampled_from([16, 32, 64]), dim=st.sampled_from([16, 64, 80, 96, 112, 128, 256]))
 @settings(max_examples=15)
 def test_a_token_comes_back_within_its_formats_step(name: str, seed: int, page: int, dim: int) -> None:
@@ -29,7 +32,7 @@ def test_a_token_comes_back_within_its_formats_step(name: str, seed: int, page: 
         assert (np.abs(found - x) <= STEP[name] * top).all()
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", PER_TOKEN)
 def test_writing_a_slot_changes_no_other_token_and_no_other_head(name: str) -> None:
     rng = np.random.default_rng(0)
     geometry = KvGeometry(f"{name}@0=bf16", 32, 3, 2, 80)
@@ -45,7 +48,7 @@ def test_writing_a_slot_changes_no_other_token_and_no_other_head(name: str) -> N
         assert np.array_equal(new[others], old[others], equal_nan=True)
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", PER_TOKEN)
 def test_zeros_come_back_as_zeros(name: str) -> None:
     geometry = KvGeometry(name, 16, 1, 1, 64)
     page = np.full(geometry.page_bytes, 0xFF, np.uint8)
@@ -54,9 +57,47 @@ def test_zeros_come_back_as_zeros(name: str) -> None:
     assert not any(x.any() for x in geometry.read(page, 0, 0))
 
 
+@pytest.mark.parametrize("name", GROUPED)
+@given(seed=st.integers(0, 2**32), page=st.sampled_from([16, 32, 64]), dim=st.sampled_from([16, 64, 80, 96, 112, 128, 256]))
+@settings(max_examples=15)
+def test_a_group_comes_back_within_its_formats_step(name: str, seed: int, page: int, dim: int) -> None:
+    rng = np.random.default_rng(seed)
+    geometry = KvGeometry(name, page, 2, 2, dim)
+    bytes_ = np.full(geometry.page_bytes, 0xFF, np.uint8)
+    keys = rng.standard_normal((page, dim), np.float32)
+    values = rng.standard_normal((page, dim), np.float32)
+    geometry.write_group(bytes_, 1, 1, keys, values)
+    for x, found in zip((keys, values), geometry.read(bytes_, 1, 1), strict=True):
+        spread = np.abs(rotate(x)).max() * 2
+        assert (np.abs(rotate(found) - rotate(x)) <= GROUPED[name] * spread).all()
+
+
+def test_a_grouped_geometry_says_what_lies_in_16_bits() -> None:
+    geometry = KvGeometry("int4@2=bf16", 64, 3, 2, 80)
+    assert geometry.tail == Tail(recent=32, group=64, page_size=32)
+    assert geometry.wide == KvGeometry("bf16", 32, 3, 2, 80)
+    assert (geometry.recent, geometry.tail_slots) == (32, 96)
+    plain = KvGeometry("int8", 64, 3, 2, 80)
+    assert (plain.tail, plain.wide, plain.recent, plain.tail_slots) == (None, None, 0, 0)
+
+
+def test_int4_and_int2_are_as_small_as_promised() -> None:
+    """Bytes at 4096 tokens against bf16, the tail of R + G tokens included."""
+
+    def share(name: str, page: int) -> float:
+        geometry, plain = (KvGeometry(format_, page, 30, 3, 64) for format_ in (name, "bf16"))
+        tail = geometry.tail_slots * geometry.wide.bytes_per_token if geometry.wide else 0
+        return (4096 * geometry.bytes_per_token + tail) / (4096 * plain.bytes_per_token)
+
+    assert share("int8", 32) <= 0.52
+    assert share("int4", 32) <= 0.33
+    assert share("int4", 64) <= 0.31
+    assert share("int2", 32) <= 0.22
+
+
 def test_bits_of_an_element_are_those_of_the_bytes() -> None:
     bits = {name: kv.bits_per_element(32, 64) for name, kv in FORMATS.items()}
-    assert bits == {"bf16": 16, "int8": 8.25, "fp8": 8.25, "int4-token": 4.5}
+    assert bits == {"bf16": 16, "int8": 8.25, "fp8": 8.25, "int4-token": 4.5, "int4": 4.75, "int2": 2.75}
 
 
 def test_every_layer_starts_on_a_cache_line_whatever_its_format() -> None:

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mlsdc.runtime.kv_format import KvGeometry
+from mlsdc.runtime.kv_numbers import rotate
 from mlsdc.runtime.step import INPUTS, Header, Limits, StepBuffers, aligned
 from mlsdc.runtime.tree import Tree, ancestor_words
 
@@ -188,13 +189,18 @@ def reference(shape: Shape, buffers: StepBuffers, q: Array, pool: Array) -> Arra
     group = shape.heads // shape.kv_heads
     rows = int(buffers.header[Header.ROWS])
     out = np.zeros((rows, shape.heads, shape.head_dim))
+    known: dict[tuple[int, int], tuple[Array, Array]] = {}  # (page, kv head) -> its keys and values
+
+    def read(page: int, head: int) -> tuple[Array, Array]:
+        if (page, head) not in known:
+            known[page, head] = geometry.read(pool[page], shape.layer, head)
+        return known[page, head]
+
     for row in range(rows):
         slots = visible_slots(shape, buffers, row)
         for head in range(shape.kv_heads):
-            pages = {page for page, _ in slots}
-            read = {page: geometry.read(pool[page], shape.layer, head) for page in pages}
-            keys = np.stack([read[page][0][slot] for page, slot in slots]).astype(np.float64)
-            values = np.stack([read[page][1][slot] for page, slot in slots]).astype(np.float64)
+            keys = np.stack([read(page, head)[0][slot] for page, slot in slots]).astype(np.float64)
+            values = np.stack([read(page, head)[1][slot] for page, slot in slots]).astype(np.float64)
             scores = q[row, head * group : (head + 1) * group].astype(np.float64) @ keys.T * shape.scale
             if shape.softcap:
                 scores = shape.softcap * np.tanh(scores / shape.softcap)
@@ -218,12 +224,16 @@ def visible_slots(shape: Shape, buffers: StepBuffers, row: int) -> list[tuple[in
 def _store(shape: Shape, pool: Array, free: list[int], table: Array, keys: Array, values: Array) -> None:
     """Take pages for the tokens and write them into one layer of the pool; other layers stay poisoned."""
     geometry = shape.geometry
-    for token, (key, value) in enumerate(zip(keys, values, strict=True)):
+    kv = geometry.layer_format(shape.layer)
+    turned = [rotate(x) if block.rotated else x for x, block in ((keys, kv.keys), (values, kv.values))]  # all at once: it is slow
+    for token, (key, value) in enumerate(zip(*turned, strict=True)):
         entry, slot = divmod(token, shape.page_size)
         if slot == 0:
             table[entry] = free.pop()
         for head in range(shape.kv_heads):
-            geometry.write(pool[table[entry]], shape.layer, head, slot, key[head], value[head])
+            k_block, v_block = geometry.blocks(pool[table[entry]], shape.layer, head)
+            kv.keys.store(k_block, slot, key[head])
+            kv.values.store(v_block, slot, value[head])
 
 
 def _normal(rng: np.random.Generator, shape: tuple[int, ...]) -> Array:
