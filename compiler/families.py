@@ -97,7 +97,8 @@ FAMILIES: tuple[Family, ...] = (
     Family("DBRX", "dbrx", "LayerNorm, fused and clipped QKV, 2 of 4 experts in three stacked matrices", {
         "d_model": 128, "n_heads": 4, "n_layers": 2, "max_seq_len": 256,
         "attn_config": {"kv_n_heads": 2, "clip_qkv": 1.5, "rope_theta": 10000.0},
-        "ffn_config": {"hidden_size": 128, "ffn_hidden_size": 64, "moe_num_experts": 4, "moe_top_k": 2}}),
+        "ffn_config": {"hidden_size": 128, "ffn_hidden_size": 64, "moe_num_experts": 4, "moe_top_k": 2}}, _GRAPH),
+    Family("OpenELM-like", "openelm", "heads and MLP widths that differ by layer (a module of the tests: transformers has none)"),
     Family("Gemma", "gemma", "scaled embeddings, norms of 1 + w", {"head_dim": 32, "tie_word_embeddings": True}, _FILE, "gemma"),
     Family("Gemma 2", "gemma2", "soft-capped scores and logits, four norms a layer, a window every other layer", {
         **_GEMMA, "sliding_window": 20, "query_pre_attn_scalar": 32, "attn_logit_softcapping": 5.0, "final_logit_softcapping": 8.0},

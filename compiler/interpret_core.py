@@ -197,5 +197,10 @@ def attention(op: ops_nn.Attention, inputs: tuple[Tensor, ...], context: Context
     return torch.einsum("hij,jhd->ihd", torch.softmax(scores.masked_fill(~seen, -torch.inf), dim=-1), v)
 
 
+@evaluates(ops_nn.PadHeads)
+def pad_heads(op: ops_nn.PadHeads, inputs: tuple[Tensor, ...], context: Context) -> Value:
+    return F.pad(inputs[0], (0, 0, 0, op.heads - inputs[0].shape[1]))
+
+
 def capped(scores: Tensor, softcap: float) -> Tensor:
     return softcap * torch.tanh(scores / softcap) if softcap else scores

@@ -110,6 +110,22 @@ class Attention(Op):
         return q
 
 
+@op("pad_heads")
+@dataclass(frozen=True)
+class PadHeads(Op):
+    """x f32[rows, n, d] -> f32[rows, heads, d]: heads of zeros behind its own."""
+
+    heads: int
+
+    def infer(self, *inputs: Type) -> Type:
+        expect_arity(inputs, 1)
+        x = expect_tensor(inputs[0], "input", rank=3, dtypes=(DType.F32,))
+        own = x.shape[1]
+        if not isinstance(own, int) or self.heads < own:
+            raise Mismatch(f"cannot pad {x} to {self.heads} heads")
+        return x.with_shape(x.shape[0], self.heads, x.shape[2])
+
+
 def check_heads(heads: object, kv_heads: object) -> None:
     if not isinstance(heads, int) or not isinstance(kv_heads, int) or heads % kv_heads:
         raise Mismatch(f"{heads} heads do not divide into {kv_heads} kv heads")

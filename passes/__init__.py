@@ -11,6 +11,7 @@ from mlsdc.compiler.pipeline import Pass
 from mlsdc.passes.calibrate_activations import CalibrateActivations
 from mlsdc.passes.eliminate_common import EliminateCommon
 from mlsdc.passes.eliminate_dead import EliminateDead
+from mlsdc.passes.even_heads import EvenHeads
 from mlsdc.passes.fold_constants import FoldConstants
 from mlsdc.passes.fuse_attention import FuseAttention
 from mlsdc.passes.fuse_gate_up import FuseGateUp
@@ -68,6 +69,7 @@ def default_pipeline(options: PassOptions) -> tuple[Pass, ...]:
         TapHidden(),
         CalibrateActivations(options.calibration if options.weights in ("int8", "int4") else None),
         # cache and weights
+        EvenHeads(),
         InsertPagedKv(limits.max_model_len, options.kv_format, options.kv_page_size),
         ShareTreeMask(),
         QuantiseWeights(options.weights),

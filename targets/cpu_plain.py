@@ -156,6 +156,16 @@ def lower_rms_norm(target: CpuTarget, node: Node, op: ops_nn.RmsNorm, graph: Gra
     return launch(node, spec("rms_norm", params, "X: f32", "G: f32", "Y: f32"), params.heads, *values(node))
 
 
+@lowers(ops_nn.PadHeads)
+def lower_pad_heads(target: CpuTarget, node: Node, op: ops_nn.PadHeads, graph: Graph) -> Lowering | Declined:
+    x = input_type(graph, node, 0)
+    if not is_rows(x):
+        return Declined(f"pad_heads of {x}")
+    own, dim = whole(x)
+    params = P.PadHeads(rows_of(x)[2], own * dim, op.heads * dim)
+    return launch(node, spec("pad_heads", params, "X: f32", "Y: f32"), 1, *values(node))
+
+
 @lowers(ops_core.Softmax)
 def lower_softmax(target: CpuTarget, node: Node, op: ops_core.Softmax, graph: Graph) -> Lowering | Declined:
     x = input_type(graph, node, 0)

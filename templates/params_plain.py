@@ -144,6 +144,16 @@ class EmbedF32(TirParams):
 
 
 @dataclass(frozen=True)
+class PadHeads(TirParams):
+    """A row's n numbers, and zeros up to `padded`."""
+
+    stem = "pad_heads"
+    rows_padded: int = named("m")  # type: ignore[assignment]
+    n: int = 0
+    padded: int = named("to", default=0)  # type: ignore[assignment]
+
+
+@dataclass(frozen=True)
 class Softmax(TirParams):
     """Over n numbers, `heads` times a row; `by_position`: over the row's own position + 1 numbers of n."""
 

@@ -21,6 +21,7 @@ from mlsdc.compiler.module import LevelModule, Module
 from mlsdc.compiler.pipeline import run_pipeline
 from mlsdc.passes import PassOptions, default_pipeline
 from mlsdc.runtime.step import Limits
+from tests.models import openelm  # noqa: F401  (registers it with transformers)
 
 LIMITS = Limits(max_model_len=96, max_num_seqs=4, max_num_batched_tokens=96, max_logit_rows=96, max_tree_nodes=7)
 PAGE = 16
