@@ -24,7 +24,7 @@ from mlsdc.runtime.errors import MlsdcError
 from mlsdc.runtime.step import SCRATCH_SLOTS, Limits
 
 LEVEL_KINDS = ("ngram", "medusa", "eagle", "model", "self")
-_SECTIONS = ("target", "cascade", "memory", "limits", "hardware", "passes")
+_SECTIONS = ("target", "cascade", "memory", "limits", "hardware", "passes", "quality_gate")
 
 
 @dataclass(frozen=True)
@@ -122,6 +122,19 @@ class PassesConfig:
 
 
 @dataclass(frozen=True)
+class GateConfig:
+    """What the cache format may cost against 16 bits, measured by the compile: mean KL in nats, relative change of perplexity, share of
+    equal first choices. `text` is a file (default: Python's manual of topics), scored from its beginning in windows."""
+
+    kl: float | None = option(None, parse=_number, low=0.0)
+    perplexity: float | None = option(None, parse=_number, low=0.0)
+    top1: float | None = option(None, parse=_number, low=0.0, high=1.0)
+    tokens: int = option(2048, low=64, high=2**20)
+    window: int = option(1024, low=16, high=2**20)
+    text: str | None = option(None)
+
+
+@dataclass(frozen=True)
 class Config:
     """A whole model.yaml. `where` is the file for error messages, `folder` what relative paths are relative to."""
 
@@ -131,6 +144,7 @@ class Config:
     limits: LimitsConfig = LimitsConfig()
     hardware: str = "cpu-native"
     passes: PassesConfig = PassesConfig()
+    quality_gate: GateConfig | None = None
     where: Where = field(default=Where("config"), compare=False)
     folder: Path = field(default=Path("."), compare=False)
 
@@ -199,9 +213,19 @@ def parse_config(raw: Any, file: str = "config", folder: Path = Path("."), overr
         limits=read(LimitsConfig, sections.get("limits"), where.key("limits")),
         hardware=hardware,
         passes=read(PassesConfig, sections.get("passes"), where.key("passes")),
+        quality_gate=_gate(sections.get("quality_gate"), where.key("quality_gate")),
         where=where,
         folder=folder,
     )
+
+
+def _gate(raw: Any, where: Where) -> GateConfig | None:
+    if raw is None:
+        return None
+    gate = read(GateConfig, raw, where)
+    if gate.kl is None and gate.perplexity is None and gate.top1 is None:
+        where.fail("has no bound; give kl, perplexity or top1, e.g. quality_gate: {kl: 0.01}")
+    return gate
 
 
 def _hardware(raw: Any, where: Where) -> str:

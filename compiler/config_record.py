@@ -17,7 +17,7 @@ from mlsdc.compiler.errors import CompileError
 from mlsdc.runtime.artifact import Artifact
 
 NAME = "config.json"
-PATHS = ("model", "counts", "heads")  # keys whose values are files or folders of the machine that compiled
+PATHS = ("model", "counts", "heads", "text")  # keys whose values are files or folders of the machine that compiled
 
 
 def config_json(config: Config, label: str) -> str:
@@ -40,7 +40,7 @@ def named(value: Any) -> Any:
 def read_record(artifact: Artifact, *, model: str | None = None, changes: dict[str, Any] | None = None, cascade: bool = True) -> Config:
     """The config an artifact was compiled from. `model` says where its checkpoint lies, `changes` replace keys of `target`.
 
-    Without `cascade`: of the target alone, whose figures the levels below never change.
+    Without `cascade`: of the target alone, whose figures the levels below never change, and without a gate.
 
     Raises CompileError for an artifact without one, or whose model cannot be found without `model`; ConfigError for bad changes.
     """
@@ -53,5 +53,5 @@ def read_record(artifact: Artifact, *, model: str | None = None, changes: dict[s
         raise CompileError(f"{where}: the model was the file or folder '{label}': say where it lies with --model PATH")
     raw["target"] |= {"model": model or label, **(changes or {})}
     if not cascade:
-        raw["cascade"] = []
+        raw["cascade"], raw["quality_gate"] = [], None
     return parse_config(raw, where, Path("."))

@@ -109,7 +109,7 @@ def kv_name(manifest: Manifest) -> str:
     return kv.format if kv else "none"
 
 
-def evaluate(reference: Scored, others: Sequence[Scored], tokens: Sequence[int], window: int) -> list[Quality]:
+def evaluate(reference: Scored, others: Sequence[Scored], tokens: Sequence[int], window: int, *, timed: bool = True) -> list[Quality]:
     """Every artifact's figures against the reference, which is the 16-bit cache. `tokens` are scored in windows from an empty cache.
 
     Raises RequestError for a window that an artifact was not compiled for, MlsdcError for vocabularies that differ.
@@ -133,7 +133,7 @@ def evaluate(reference: Scored, others: Sequence[Scored], tokens: Sequence[int],
                 kl = (np.exp(wanted) * (wanted - given)).sum(axis=1)
                 total[:3] += -given[index].sum(), kl.sum(), (wanted.argmax(1) == given.argmax(1)).sum()
                 total[3] = max(total[3], kl.max())
-    rates = speeds(others, list(tokens[:window]))
+    rates = speeds(others, list(tokens[:window])) if timed else [math.nan] * len(others)
     return [
         Quality(
             one.name, one.path.name, one.sha256, int(count), math.exp(total[0] / count), math.expm1((total[0] - nats) / count),
