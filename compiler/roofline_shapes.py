@@ -31,6 +31,7 @@ class Shape:
 
 
 SHAPES = {
+    "llama-3.2-1b": Shape(2048, 8192, 16, 32, 8, 64, 128256, tied=True),
     "llama-3-8b": Shape(4096, 14336, 32, 32, 8, 128, 128256),
     "llama-3-70b": Shape(8192, 28672, 80, 64, 8, 128, 128256),
     "smollm2-135m": Shape(576, 1536, 30, 9, 3, 64, 49152, tied=True),
