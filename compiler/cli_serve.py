@@ -23,6 +23,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--kv-pool-bytes", type=int, metavar="N", help="KV memory (default: what the artifact says)")
     parser.add_argument("--max-num-seqs", type=int, metavar="N", help="choices that run at once; at most what was compiled")
     parser.add_argument("--max-num-batched-tokens", type=int, metavar="N", help="rows of a step; at most what was compiled")
+    parser.add_argument("--max-stretch", type=float, default=3.0, metavar="X",
+                        help="plain steps that one with prompt rows may take while others decode (3); 0: no limit, prompts go fastest")
     parser.add_argument("--max-queue", type=int, default=64, metavar="N", help="choices that may wait beside those that run (64), then 429")
     parser.add_argument("--max-body-bytes", type=int, default=4 << 20, metavar="N", help="of a request (4 MiB)")
     parser.add_argument("--deadline", type=float, metavar="SECONDS", help="for requests that name no deadline_s of their own (none)")
@@ -47,7 +49,8 @@ def main(args: argparse.Namespace) -> int:
         deadline_s=args.deadline, step_timeout_s=args.step_timeout, drain_timeout_s=args.drain_timeout)
     engine = Engine.load(args.artifact, threads=args.threads, device=args.device, kv_pool_bytes=args.kv_pool_bytes)
     try:
-        engine.scheduler.restrict(max_num_seqs=args.max_num_seqs, max_num_batched_tokens=args.max_num_batched_tokens)
+        engine.scheduler.restrict(
+            max_num_seqs=args.max_num_seqs, max_num_batched_tokens=args.max_num_batched_tokens, max_stretch=args.max_stretch or None)
         if not args.enable_prefix_caching:
             engine.pool.reuse = False
         return serve(AsyncEngine(engine), settings, host=args.host, port=args.port, log_level=args.log_level)

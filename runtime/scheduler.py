@@ -16,6 +16,7 @@ from dataclasses import replace
 
 from mlsdc.runtime.errors import CapacityError
 from mlsdc.runtime.kv_pool import KvPool
+from mlsdc.runtime.pacing import ChunkPacer
 from mlsdc.runtime.request import Request, StepItem
 from mlsdc.runtime.step import Limits
 
@@ -29,9 +30,18 @@ class Scheduler:
         self.waiting: list[Request] = []  # both in the order of service
         self.running: list[Request] = []
         self.max_running = _max_running(limits)
+        self.pacer = ChunkPacer()
 
-    def restrict(self, *, max_num_seqs: int | None = None, max_num_batched_tokens: int | None = None) -> None:
-        """Serve with less than was compiled for; before the first request. Raises CapacityError, naming the limit."""
+    def restrict(self, *, max_num_seqs: int | None = None, max_num_batched_tokens: int | None = None,
+                 max_stretch: float | None = None) -> None:
+        """Serve with less than was compiled for; before the first request. Raises CapacityError, naming the limit.
+
+        `max_stretch`: how many plain steps a step with prompt rows may take while others decode (runtime/pacing.py).
+        """
+        if max_stretch is not None:
+            if max_stretch < 1:
+                raise CapacityError(f"max_stretch: {max_stretch}, expected at least 1")
+            self.pacer = ChunkPacer(max_stretch)
         for name, value in (("max_num_seqs", max_num_seqs), ("max_num_batched_tokens", max_num_batched_tokens)):
             if value is None:
                 continue
@@ -82,6 +92,9 @@ class Scheduler:
         drafted = self._share_drafts(items, min(rows, outs))
         rows -= drafted
         outs -= drafted
+        decoding = len(items)
+        if decoding:
+            rows = self.pacer.limit(rows)
         for request in self.running:
             if request.decoding:
                 continue
@@ -97,6 +110,7 @@ class Scheduler:
                 items.append(item)
                 rows -= item.rows
                 outs -= item.logit_rows
+        self.pacer.step(time.perf_counter(), sum(item.rows for item in items[decoding:]), decoding=decoding > 0)
         return items
 
     def _decode(self) -> list[StepItem]:

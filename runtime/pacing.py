@@ -1,0 +1,50 @@
+"""How many prompt rows a step may take beside sequences that decode, so that these do not feel a long prompt.
+
+Steps without prompt rows say what a step costs by itself, steps with them what a row adds (more and more of it, as a prompt's context
+grows). The next chunk is what fits into `stretch` such steps. Only times and counts: texts do not depend on it (law L2).
+"""
+
+from __future__ import annotations
+
+TILE = 8  # rows that share one reading of the weights: a chunk is never less
+FRESH = 0.3  # weight of the newest step in the averages
+
+
+class ChunkPacer:
+    """`stretch`: how many plain steps a step with prompt rows may take; None does not limit it. Times are seconds on any clock."""
+
+    def __init__(self, stretch: float | None = None) -> None:
+        self.stretch = stretch
+        self._began: float | None = None
+        self._prompt_rows = 0
+        self._plain_s: float | None = None  # a step of decoding rows alone
+        self._row_s: float | None = None  # what one prompt row adds to it
+
+    def limit(self, most: int) -> int:
+        """Prompt rows of the next step, at most `most`."""
+        if self.stretch is None or most <= TILE:
+            return most
+        if self._plain_s is None or self._row_s is None:
+            return min(most, 4 * TILE)  # nothing known yet: small enough to hurt nobody
+        fits = int((self.stretch - 1) * self._plain_s / self._row_s) if self._row_s > 0 else most
+        return max(TILE, min(most, fits // TILE * TILE))
+
+    def step(self, now: float, prompt_rows: int, *, decoding: bool) -> None:
+        """A step of so many prompt rows begins; the one before it has ended. Steps that nobody decodes in teach nothing."""
+        if self._began is not None:
+            self._learn(now - self._began)
+        self._began = now if decoding else None
+        self._prompt_rows = prompt_rows
+
+    def _learn(self, seconds: float) -> None:
+        if self._prompt_rows == 0:
+            self._plain_s = _blend(self._plain_s, seconds)
+        elif self._plain_s is not None:
+            self._row_s = _blend(self._row_s, max(0.0, seconds - self._plain_s) / self._prompt_rows)
+
+
+def _blend(old: float | None, new: float) -> float:
+    """A moving average that one hiccup of the machine cannot move far."""
+    if old is None:
+        return new
+    return old + FRESH * (min(new, 2 * old) - old)

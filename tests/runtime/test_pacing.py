@@ -1,0 +1,77 @@
+"""A long prompt beside decoding sequences: their steps stay short, whatever a row costs."""
+
+from __future__ import annotations
+
+import pytest
+from fake_device import VOCAB, continuation, make_engine
+
+from mlsdc.runtime.errors import CapacityError
+from mlsdc.runtime.pacing import TILE, ChunkPacer
+from mlsdc.runtime.sampling_params import SamplingParams
+
+
+@pytest.mark.parametrize("row_s", [0.0001, 0.0005, 0.002])
+@pytest.mark.parametrize("growth", [0.0, 0.002])
+def test_steps_with_prompt_rows_take_at_most_the_stretch(row_s: float, growth: float) -> None:
+    """A simulated machine: 5 ms a step, and rows that cost more with every row before them."""
+    pacer, now, done, gaps = ChunkPacer(3.0), 0.0, 0, []
+    for _ in range(20):
+        pacer.step(now, 0, decoding=True)
+        now += 0.005
+    while done < 4000:
+        rows = pacer.limit(256)
+        assert rows % TILE == 0 or rows == 256
+        pacer.step(now, rows, decoding=True)
+        seconds = 0.005 + rows * row_s * (1 + growth * done / 8)
+        gaps.append((rows, seconds))
+        now += seconds
+        done += rows
+    late = gaps[8:]
+    assert all(seconds <= 3.3 * 0.005 or rows == TILE for rows, seconds in late)
+    if growth == 0 and row_s < 0.001:
+        assert all(seconds > 2 * 0.005 for _, seconds in late), "no shorter than it must be"
+
+
+def test_without_a_stretch_nothing_is_limited() -> None:
+    pacer = ChunkPacer()
+    pacer.step(0.0, 0, decoding=True)
+    pacer.step(1.0, 100, decoding=True)
+    pacer.step(9.0, 100, decoding=True)
+    assert pacer.limit(256) == 256
+
+
+def test_a_hiccup_does_not_move_the_pace_far() -> None:
+    pacer, now = ChunkPacer(3.0), 0.0
+    for i in range(40):
+        pacer.step(now, 16 if i % 2 else 0, decoding=True)
+        now += 0.005 + (0.008 if i % 2 else 0.0)
+    before = pacer.limit(256)
+    pacer.step(now, 0, decoding=True)
+    pacer.step(now + 5.0, 0, decoding=True)
+    assert TILE <= pacer.limit(256) <= 2 * before
+
+
+def test_decoding_goes_on_while_a_long_prompt_comes_in_chunks_and_texts_do_not_change() -> None:
+    """B11: each step that computes prompt rows gives every decoding sequence its token."""
+    with make_engine(None, max_model_len=400, num_pages=600, max_num_batched_tokens=64) as engine:
+        engine.scheduler.restrict(max_stretch=3.0)
+        short = engine.submit([1, 2], SamplingParams(max_tokens=90))
+        for _ in range(3):
+            engine.step()
+        long = engine.submit([i % VOCAB for i in range(300)], SamplingParams(max_tokens=5))
+        before = short.num_output
+        steps = 0
+        while not long.num_output:
+            engine.step()
+            steps += 1
+        assert short.num_output == before + steps
+        assert steps >= 5
+        engine.wait(long)
+        engine.wait(short)
+        assert short.output == continuation([1, 2], 90)
+        assert long.output == continuation([i % VOCAB for i in range(300)], 5)
+
+
+def test_a_stretch_below_one_is_refused() -> None:
+    with make_engine(None) as engine, pytest.raises(CapacityError, match="max_stretch: 0.5, expected at least 1"):
+        engine.scheduler.restrict(max_stretch=0.5)
