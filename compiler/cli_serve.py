@@ -23,8 +23,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--kv-pool-bytes", type=int, metavar="N", help="KV memory (default: what the artifact says)")
     parser.add_argument("--max-num-seqs", type=int, metavar="N", help="choices that run at once; at most what was compiled")
     parser.add_argument("--max-num-batched-tokens", type=int, metavar="N", help="rows of a step; at most what was compiled")
-    parser.add_argument("--max-stretch", type=float, default=3.0, metavar="X",
-                        help="plain steps that one with prompt rows may take while others decode (3); 0: no limit, prompts go fastest")
+    parser.add_argument("--max-stretch", type=float, default=1.5, metavar="X",
+                        help="plain steps that one with prompt rows may take while others decode (1.5); 0: no limit, prompts go fastest")
     parser.add_argument("--max-queue", type=int, default=64, metavar="N", help="choices that may wait beside those that run (64), then 429")
     parser.add_argument("--max-body-bytes", type=int, default=4 << 20, metavar="N", help="of a request (4 MiB)")
     parser.add_argument("--deadline", type=float, metavar="SECONDS", help="for requests that name no deadline_s of their own (none)")
