@@ -82,6 +82,12 @@ class KvState:
     geometry: KvGeometry
     pool: Array
 
+    def _check(self) -> None:
+        """The interpreter has pages only: what a grouped format keeps in 16 bits beside them is the kernels' and their tests' business."""
+        if self.geometry.grouped:
+            raise IrError(f"kv format '{self.geometry.format}': the reference interpreter has formats of one token at a time only; "
+                          "compile with --set target.kv=bf16 to execute passes or compare launches")
+
     @staticmethod
     def empty(geometry: KvGeometry, num_pages: int, poison: int = 0) -> KvState:
         """`num_pages` pages whose bytes are all `poison`."""
@@ -89,6 +95,7 @@ class KvState:
 
     def append(self, layer: int, tree: StepTree, keys: Array, values: Array) -> KvState:
         """Every row's key and value, f32[rows, kv_heads, head_dim], written where the tree says."""
+        self._check()
         pool = self.pool.copy()
         for row in range(tree.num_rows):
             page, slot = tree.target(row, self.geometry.page_size)
@@ -98,6 +105,7 @@ class KvState:
 
     def read(self, layer: int, tree: StepTree) -> tuple[Array, Array]:
         """Every row's keys and values by position, dequantised: f32[rows, kv_heads, ctx, head_dim]; zeros past the row's position."""
+        self._check()
         shape = (tree.num_rows, self.geometry.num_kv_heads, tree.ctx, self.geometry.head_dim)
         keys, values = np.zeros(shape, np.float32), np.zeros(shape, np.float32)
         pages: dict[tuple[int, int], tuple[Array, Array]] = {}  # (sequence, 0 pages or 1 scratch) -> its tokens

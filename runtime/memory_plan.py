@@ -53,7 +53,7 @@ class LevelPlan:
         """Of the pool, for one sequence of `context` cached tokens; with `drafts` its scratch slab, too."""
         if self.kv is None:
             return 0
-        return context_bytes(self.kv, context) + (self.scratch_pages * self.kv.page_bytes if drafts else 0)
+        return context_bytes(self.kv, context) + (self.scratch_pages * (self.kv.wide or self.kv).page_bytes if drafts else 0)
 
 
 @dataclass(frozen=True)
@@ -81,8 +81,9 @@ class MemoryPlan:
 
     @property
     def page_bytes(self) -> tuple[int, ...]:
-        """Of every level that has pages."""
-        return tuple(level.kv.page_bytes for level in self.levels if level.kv is not None)
+        """Of every level that has pages, wide ones included."""
+        kinds = (kind for level in self.levels if level.kv is not None for kind in (level.kv, level.kv.wide))
+        return tuple(kind.page_bytes for kind in kinds if kind is not None)
 
     @property
     def slab_bytes(self) -> int:
@@ -138,7 +139,7 @@ def plan_memory(needs: Sequence[LevelNeed], limits: Limits, *, pool_bytes: int |
     """The plan; without `pool_bytes` the pool is what the budget leaves, or what `default_pool_bytes` says without a budget."""
     levels = tuple(
         LevelPlan(need.name, need.kv, need.weights, need.arena, need.logits, buffer_bytes(limits, need.kv.page_size) if need.kv else 0,
-                  limits.scratch_pages(need.kv.page_size) if need.kv else 0, limits.max_model_len)
+                  limits.scratch_pages((need.kv.wide or need.kv).page_size) if need.kv else 0, limits.max_model_len)
         for need in needs)
     if pool_bytes is None:
         fixed = sum(level.fixed for level in levels)
@@ -205,8 +206,9 @@ def buffer_bytes(limits: Limits, page_size: int) -> int:
 
 
 def context_bytes(kv: KvGeometry, context: int) -> int:
-    """Of the pool, for `context` cached tokens of one sequence: whole pages."""
-    return -(-context // kv.page_size) * kv.page_bytes
+    """Of the pool, for `context` cached tokens of one sequence: whole pages, and those of the 16-bit tail where the format has one."""
+    wide = min(-(-context // kv.tail.page_size), kv.tail.num_pages) * kv.wide.page_bytes if kv.tail and kv.wide else 0
+    return -(-context // kv.page_size) * kv.page_bytes + wide
 
 
 def effective_bits(kv: KvGeometry, context: int) -> float:

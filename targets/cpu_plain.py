@@ -186,7 +186,7 @@ def lower_softmax(target: CpuTarget, node: Node, op: ops_core.Softmax, graph: Gr
 def lower_read_kv(target: CpuTarget, node: Node, op: ops_kv.ReadKv, graph: Graph) -> Lowering | Declined:
     geometry = kv_geometry(graph)
     if geometry is None or geometry.layer_format(op.layer).name != "bf16":
-        return Declined(f"read_kv of {graph[node.inputs[0]].type}; the CPU reads bf16 one position at a time")
+        return Declined(f"read_kv of {graph[node.inputs[0]].type}; the CPU reads bf16 one position at a time: enable fuse-attention")
     ctx = context(node.type)
     stored = storage(node.type)
     if 6 * stored > MOST_BYTES:  # keys and values, each as stored and in f32

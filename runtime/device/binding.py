@@ -27,7 +27,8 @@ def step_buffers(artifact: Artifact, info: LevelInfo, specs: Mapping[str, Progra
     widths = dict(info.params.get("widths") or {})
     if any(arg == InputArg("masks") for spec in specs.values() for launch in spec.launches for arg in launch.args):
         widths["masks"] = mask_words(artifact.manifest.model.vocab_size)
-    return StepBuffers(artifact.manifest.limits, info.kv.page_size if info.kv else NO_PAGES, widths)
+    page_size, tail = (info.kv.page_size, info.kv.tail) if info.kv else (NO_PAGES, None)
+    return StepBuffers(artifact.manifest.limits, page_size, widths, tail)
 
 
 def weight_tensors(artifact: Artifact, info: LevelInfo) -> dict[str, Array]:

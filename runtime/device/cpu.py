@@ -148,6 +148,7 @@ class CpuLevel(LevelMemory):
         if info.kv is not None:
             self.geometry: KvGeometry = info.kv
             self.page_bytes = info.kv.page_bytes
+            self.wide_bytes = info.kv.wide.page_bytes if info.kv.wide else 0
         self.weights: Mapping[str, Array] = weight_tensors(device.artifact, info)
         self.arena = big_array(max(spec.arena_bytes for spec in specs.values()))
         self.programs: dict[str, BoundProgram] = {name: CpuProgram(self, spec) for name, spec in specs.items()}
@@ -157,6 +158,10 @@ class CpuLevel(LevelMemory):
 
     def write_page(self, page: int, data: Array) -> None:
         self._page(page)[:] = data
+
+    def copy_wide(self, source: int, target: int) -> None:
+        size = self.wide_bytes
+        self.pool[target * size : (target + 1) * size] = self.pool[source * size : (source + 1) * size]
 
     def _page(self, page: int) -> Array:
         size = self.geometry.page_bytes

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from mlsdc.compiler.ops_kv import AppendKv, PagedAttention
 from mlsdc.compiler.ops_quant import AppendKvSlice
 from mlsdc.compiler.quantise import quantise_a8
 from mlsdc.compiler.types import Dim, DType, KvType, TensorType, TreeType
+from mlsdc.runtime.kv_blocks import Block
 from mlsdc.runtime.step import Header, Limits, StepBuffers
 from tests.targets.attention_vectors import Case, Sequence, Shape, drafted, lay_out, prefilled, random_batch, random_parents
 from tests.targets.cpu_machine import Array, Machine, get, get_a8, one_by_one_backwards, poisoned, whole
@@ -32,9 +34,11 @@ SHAPES = {
     "int8 of 256": Shape(2, 1, 256, page_size=64, format="int8"), "fp8": Shape(4, 2, 64, page_size=32, format="fp8", window=40),
     "int8 with a window": Shape(4, 2, 112, page_size=32, format="int8", window=100, softcap=2.0),
     "int8 keys": Shape(6, 2, 64, page_size=16, format="int8/fp8"), "fp8 keys": Shape(3, 1, 96, page_size=64, format="fp8/bf16"),
+    "int4 tokens": Shape(3, 1, 64, page_size=32, format="int4-token"),
+    "int4 values": Shape(4, 2, 80, page_size=16, format="int8/int4-token", window=100),
 }  # fmt: skip
 QUANTISED = ("smollm2", "four a group", "window of 40")
-SOME = ("smollm2", "four a group", "wide", "window of 40", "int8", "int8 with a window", "fp8", "int8 keys")
+SOME = ("smollm2", "four a group", "wide", "window of 40", "int8", "int8 with a window", "fp8", "int8 keys", "int4 tokens", "int4 values")
 
 
 def allowed(shape: Shape) -> float:
@@ -73,7 +77,7 @@ APPENDS = {
     "partial": (Shape(2, 2, 64, page_size=64), 12), "odd partial": (Shape(2, 1, 32, page_size=16), 5),
     "narrow": (SHAPES["narrow"], 8), "wide": (SHAPES["wide"], 128), "int8": (SHAPES["int8"], 32), "int8 of 80": (SHAPES["int8 of 80"], 40),
     "int8 of 256": (SHAPES["int8 of 256"], 128), "fp8": (SHAPES["fp8"], 32), "int8 keys": (SHAPES["int8 keys"], 32),
-    "fp8 keys": (SHAPES["fp8 keys"], 48),
+    "fp8 keys": (SHAPES["fp8 keys"], 48), "int4 tokens": (SHAPES["int4 tokens"], 32), "int4 values": (SHAPES["int4 values"], 40),
 }  # fmt: skip
 GRAPHS = {
     **{name: attention_graph(shape) for name, shape in SHAPES.items()},
@@ -265,7 +269,9 @@ def test_appended_bytes_are_the_formats_in_pages_and_scratch(machine: Machine, n
     rng = np.random.default_rng(seed)
     case = lay(shape, random_batch(rng, shape, limits=LIMITS), seed % 11)
     x = rng.standard_normal((2, case.num_rows, shape.kv_heads, shape.head_dim), np.float32)
-    keys, values = special(x[0], rng), special(x[1], rng)
+    if "int4" not in shape.format:  # a rotation of infinities is no number
+        x = special(x, rng)
+    keys, values = x
     wanted = wanted_pool(case, case.pool, keys, values)
     for ranges in (whole, one_by_one_backwards):
         pool = case.pool.copy()
@@ -317,18 +323,23 @@ def test_a_commit_copies_token_slots_of_all_layers_and_nothing_else(machine: Mac
 
 def copy_slot(shape: Shape, source: Array, s: int, target: Array, t: int) -> None:
     """Move one token's keys and values by their place in the blocks (runtime/kv_blocks.py), without reading them as numbers."""
-    geometry, dim, size = shape.geometry, shape.head_dim, shape.page_size
+    geometry = shape.geometry
     for layer in range(shape.num_layers):
         kv = geometry.layer_format(layer)
         for head in range(shape.kv_heads):
-            (k_from, v_from), (k_to, v_to) = geometry.blocks(source, layer, head), geometry.blocks(target, layer, head)
-            codes = size * dim * (2 if kv.keys.name == "bf16" else 1)
-            word = (-1, codes // size // 4, 16, 4)
-            k_to[:codes].reshape(word)[t // 16, :, t % 16] = k_from[:codes].reshape(word)[s // 16, :, s % 16]
-            k_to[codes:].view(np.uint16)[t : t + 1] = k_from[codes:].view(np.uint16)[s : s + 1]
-            codes = size * dim * (2 if kv.values.name == "bf16" else 1)
-            if kv.values.name == "int8":
-                v_to[:codes].reshape(-1, dim, 4)[t // 4, :, t % 4] = v_from[:codes].reshape(-1, dim, 4)[s // 4, :, s % 4]
-            else:
-                v_to[:codes].reshape(size, -1)[t] = v_from[:codes].reshape(size, -1)[s]
-            v_to[codes:].view(np.uint16)[t : t + 1] = v_from[codes:].view(np.uint16)[s : s + 1]
+            blocks = geometry.blocks(source, layer, head), geometry.blocks(target, layer, head)
+            for format_, from_, to in zip((kv.keys, kv.values), *blocks, strict=True):
+                to[places(format_, len(to), shape.head_dim, t)] = from_[places(format_, len(to), shape.head_dim, s)]
+
+
+@cache
+def places(format_: Block, size: int, dim: int, slot: int) -> Array:
+    """Where a slot's bytes lie in a block of a format: those that change with what is stored there."""
+    rng = np.random.default_rng(0)
+    first, changed = np.zeros(size, np.uint8), np.zeros(size, bool)
+    for _ in range(24):
+        block = np.zeros(size, np.uint8)
+        format_.store(block, slot, (rng.standard_normal(dim) * 2.0 ** rng.integers(-9, 9)).astype(np.float32))
+        changed |= block != first
+        first = block
+    return np.flatnonzero(changed)
