@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -21,6 +22,7 @@ from mlsdc.compiler.errors import CompileError
 from mlsdc.compiler.graph import Graph, Node
 from mlsdc.compiler.heads.checkpoint import HeadFile
 from mlsdc.compiler.heads.levels import LevelParts, head_level, open_level_files, shared_weights
+from mlsdc.compiler.kv_scales import kv_facts
 from mlsdc.compiler.module import LevelModule, Module
 from mlsdc.compiler.observers import DumpObserver, ExplainObserver, ValidateObserver
 from mlsdc.compiler.pack import WeightFile, check_output, check_space, hash_files, staged, write_bytes, write_text, write_weights
@@ -73,11 +75,14 @@ def compile_model(config: Config | Mapping[str, Any] | Path | str, output: Path 
     module = make_module(config, source, captured.graph, parts)
 
     progress.stage("passes")
-    passes = default_pipeline(replace(options, calibration=calibration(source, captured.weights)))
+    norms = kv_facts(source, model_folder(config), config.target.kv.format)
+    passes = default_pipeline(replace(options, calibration=calibration(source, captured.weights), kv_norms=norms))
     explain = ExplainObserver()
     observers = [PassProgress(progress, len(passes)), explain, *([DumpObserver(dump_ir)] if dump_ir else []),
                  *([ValidateObserver()] if verify_each else [])]
     module = share_weights(run_pipeline(module, passes, observers))
+    for line in module.target.params.get("kv_outliers", ()):
+        logging.getLogger("mlsdc").warning("mlsdc: warning: kv cache: %s", line)
     if module.target.kv is None:
         raise CompileError("the target level has no paged KV cache: `insert-paged-kv` is disabled, or found no attention")
 
@@ -152,6 +157,12 @@ def choose_targets(config: Config, limits: Limits) -> tuple[Target, ...]:
     if len({target.device for target in targets}) > 1:
         config.fail("hardware", f"{config.hardware}: an artifact is for one kind of device, whose targets share packed weights")
     return targets
+
+
+def model_folder(config: Config) -> Path | None:
+    """Where the model's files lie, if it is a folder."""
+    folder = config.folder / Path(config.target.model).expanduser()
+    return folder if folder.is_dir() else None
 
 
 def pass_options(config: Config, limits: Limits, vocab_size: int) -> PassOptions:

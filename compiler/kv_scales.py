@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mlsdc.compiler.capture.source import WeightSource
+from mlsdc.compiler.capture.source import ModelSource, WeightSource
 from mlsdc.compiler.errors import CaptureError
 
 FP8_MAX = 448.0  # the largest e4m3: a scale takes the largest value it was calibrated on there
@@ -78,6 +78,29 @@ def read_kv_scales(weights: WeightSource, folder: Path | None, num_layers: int, 
             raise CaptureError(f"{label}: layer {missing[0]} has no scale of its {NAMES[half]}, {len(scales)} of {num_layers} layers have "
                                "one; the checkpoint is incomplete (a missing scale is not 1.0)")
     return KvScales(next(iter(styles)), found["k"], found["v"])
+
+
+def kv_facts(source: ModelSource, folder: Path | None, format: str) -> dict[str, tuple[float, ...]]:
+    """The checkpoint's scales are checked, whatever the format; for one of fewer than 16 bits, what `check-kv-outliers` looks at.
+
+    `folder` is where the checkpoint lies, if it is a folder. Raises CaptureError.
+    """
+    layers = int(source.config["num_hidden_layers"])
+    heads = int(source.config.get("num_key_value_heads") or source.config["num_attention_heads"])
+    scales = read_kv_scales(source.weights, folder, layers, heads, source.label)
+    return {} if format == "bf16" else key_norms(source.weights, scales, layers)
+
+
+def key_norms(weights: WeightSource, scales: KvScales | None, num_layers: int) -> dict[str, tuple[float, ...]]:
+    """Numbers a layer that tell of unusual keys: the norms of what projects them, where it lies under its usual name, and what a
+    checkpoint's scales say."""
+    found: dict[str, dict[int, float]] = {}
+    for name in weights.names():
+        if match := re.search(r"\blayers\.(\d+)\.self_attn\.k_proj\.(bias|weight)$", name):
+            found.setdefault(f"the norm of its keys' {match[2]}", {})[int(match[1])] = float(np.linalg.norm(weights.read(name)))
+    if scales is not None:
+        found["the largest key it was calibrated for"] = {layer: scales.largest_key(layer) for layer in scales.keys}
+    return {what: tuple(norms[layer] for layer in range(num_layers)) for what, norms in found.items() if len(norms) == num_layers}
 
 
 NAMES = {"k": "keys", "v": "values"}

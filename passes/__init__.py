@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import difflib
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from mlsdc.compiler.calibrate import Calibration
 from mlsdc.compiler.errors import ConfigError
 from mlsdc.compiler.pipeline import Pass
 from mlsdc.passes.calibrate_activations import CalibrateActivations
+from mlsdc.passes.check_kv_outliers import CheckKvOutliers
 from mlsdc.passes.eliminate_common import EliminateCommon
 from mlsdc.passes.eliminate_dead import EliminateDead
 from mlsdc.passes.even_heads import EvenHeads
@@ -39,7 +41,8 @@ __all__ = ["PassOptions", "default_pipeline"]
 class PassOptions:
     """What the passes need to know. `vocab_size` 0: every id of the head may be chosen. `disable` leaves passes out by name.
 
-    Without a `calibration` no activations get a second plane.
+    Without a `calibration` no activations get a second plane and no keys more bits; `kv_norms` are numbers a layer that say which keys
+    may need them.
     """
 
     limits: Limits = Limits(max_model_len=2048, max_num_seqs=8, max_num_batched_tokens=256, max_logit_rows=64, max_tree_nodes=7)
@@ -48,6 +51,7 @@ class PassOptions:
     kv_format: str = "bf16"
     kv_page_size: int = 32
     calibration: Calibration | None = None
+    kv_norms: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     disable: tuple[str, ...] = ()
 
 
@@ -70,6 +74,7 @@ def default_pipeline(options: PassOptions) -> tuple[Pass, ...]:
         CalibrateActivations(options.calibration if options.weights in ("int8", "int4") else None),
         # cache and weights
         EvenHeads(),
+        CheckKvOutliers(options.kv_format, options.kv_page_size, options.calibration, options.kv_norms),
         InsertPagedKv(limits.max_model_len, options.kv_format, options.kv_page_size),
         ShareTreeMask(),
         QuantiseWeights(options.weights),

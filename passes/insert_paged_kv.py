@@ -48,7 +48,7 @@ class InsertPagedKv(Pass):
     page_size: int = 32
 
     def run(self, module: Module) -> Module:
-        target = self._page(module.target, self.format)
+        target = self._page(module.target, module.target.params.get("kv_format", self.format))
         return replace(module, levels=(*(self._page(level, DRAFTS, target.kv) for level in module.levels[:-1]), target))
 
     def _page(self, level: LevelModule, format: str, of_target: KvGeometry | None = None) -> LevelModule:

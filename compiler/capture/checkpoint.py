@@ -14,6 +14,7 @@ from torch import nn
 from mlsdc.compiler.capture.source import ModelSource, WeightSource
 from mlsdc.compiler.errors import CaptureError
 from mlsdc.compiler.graph import Graph, Node, Weight
+from mlsdc.compiler.kv_scales import scale_name
 from mlsdc.compiler.types import TensorType
 
 
@@ -112,11 +113,13 @@ _NEVER_READ = (r"rotary_emb\.inv_freq$", r"attn\.(masked_)?bias$", r"^lm_head\.w
 def check_unused(graph: Graph, module: nn.Module, source: ModelSource) -> None:
     """Raises CaptureError for tensors that the model does not read: then it is another model than config.json says (a bias too many, ...).
 
-    What old checkpoints carry for nothing (inv_freq, masks, the copy of a tied head) and what transformers lists as ignored may be there.
+    What old checkpoints carry for nothing (inv_freq, masks, the copy of a tied head) and what transformers lists as ignored may be there,
+    and scales of a KV cache, which are read elsewhere (compiler/kv_scales.py).
     """
     read = {name.removesuffix("^T") for node in graph.weights() for name in sources(node)}
     ignored = [*_NEVER_READ, *(getattr(module, "_keys_to_ignore_on_load_unexpected", None) or ())]
-    unused = [name for name in source.weights.names() if name not in read and not any(re.search(p, name) for p in ignored)]
+    unused = [name for name in source.weights.names()
+              if name not in read and scale_name(name) is None and not any(re.search(p, name) for p in ignored)]
     if unused:
         more = f" and {len(unused) - 1} more" if len(unused) > 1 else ""
         raise CaptureError(f"{source.label}: has tensor '{unused[0]}'{more}, which the model of its config does not read")
