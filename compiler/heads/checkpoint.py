@@ -1,7 +1,7 @@
 """Our own file of trained heads: safetensors, matrices as int8 codes with a 16-bit scale for each group of 32, vectors as f32.
 
-Matrix NAME is two tensors, `NAME` i8[n, k] and `NAME.scale` f16[n, k / 32]. `d2t` i32[draft_vocab] holds the target's id of each draft id,
-rising. The header's metadata: `mlsdc_heads` (format number), `config` (config.py as JSON), and what the trainer says of the run.
+Matrix NAME is two tensors, `NAME` i8[n, k] and `NAME.scale` f16[n, k / 32]. `d2t` u16 or i32[draft_vocab] holds the target's id of each
+draft id, rising. The header's metadata: `mlsdc_heads` (format number), `config` (config.py as JSON), and what the trainer says of the run.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ def write_own(path: Path, config: HeadConfig, tensors: Mapping[str, Array], d2t:
     """Quantise and write; the file is renamed into place. Same input, same bytes. Raises HeadError."""
     from safetensors.numpy import save
 
-    stored: dict[str, Array] = {"d2t": np.ascontiguousarray(d2t, np.int32)}
+    stored: dict[str, Array] = {"d2t": np.ascontiguousarray(d2t, np.uint16 if config.vocab_size <= 1 << 16 else np.int32)}
     for name, value in tensors.items():
         value = checked(np.ascontiguousarray(value, np.float32), path.name, name)
         if value.ndim == 2 and value.shape[1] % 32 == 0:

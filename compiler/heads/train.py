@@ -185,8 +185,8 @@ class Trainer:
         torch.save(state, partial)
         os.replace(partial, self.checkpoint)
 
-    def resume(self) -> bool:
-        """Continue from the checkpoint, if there is one. Raises HeadError for one of another run."""
+    def resume(self, *, window: bool = True) -> bool:
+        """Continue from the checkpoint, if there is one; without `window` only to look at it. Raises HeadError for one of another run."""
         if self.checkpoint is None or not self.checkpoint.exists():
             return False
         try:
@@ -208,7 +208,7 @@ class Trainer:
         self.best, self.best_length, self.stale = state["best"], state["best_length"], state["stale"]
         self.curve = [Point(**point) for point in json.loads(state["curve"])]
         self.streamed, self.tokens, self.seconds, self.losses = state["streamed"], state["tokens"], state["seconds"], state["losses"]
-        for samples in self.plan[max(0, self.streamed - self.options.window) : self.streamed]:
+        for samples in self.plan[max(0, self.streamed - self.options.window) : self.streamed] if window else ():
             self.window.append(self.load(samples))
         return True
 

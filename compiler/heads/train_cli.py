@@ -40,6 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--window", type=int, default=32, metavar="N", help="batches kept in memory")
     group.add_argument("--replay", type=int, default=4, metavar="N", help="optimiser steps for each new batch")
     group.add_argument("--lr", type=float, default=4e-3)
+    group.add_argument("--finish", action="store_true", help="train no further: write the best heads of the run's checkpoint")
     group.add_argument("--device", default="cpu", help="of the target: cpu or cuda; the head is trained on the CPU")
 
 
@@ -80,10 +81,12 @@ def main(args: argparse.Namespace) -> int:
         checkpoint = outputs[-1].with_suffix(".checkpoint")
         trainer = Trainer(head, target, head_config.taps, samples, draft, options, checkpoint, partial(tell, kind))
         print(f"{kind}: {sum(p.numel() for p in head.parameters()) / 1e6:.2f} M numbers, {len(trainer.plan)} batches", flush=True)
-        if trainer.resume():
+        if trainer.resume(window=not args.finish):
             print(f"{kind}: resumed at batch {trainer.streamed} of {len(trainer.plan)}", flush=True)
         trainers.append(trainer)
-    if not run(trainers, stopped):
+    if args.finish and not all(trainer.best for trainer in trainers):
+        raise HeadError("--finish: there is no checkpoint with measured heads yet; train on")
+    if not args.finish and not run(trainers, stopped):
         print("stopped; the same command goes on from here", flush=True)
         return 130
     for output, trainer in zip(outputs, trainers, strict=True):
@@ -98,8 +101,8 @@ def write(args: argparse.Namespace, output: Path, trainer: Trainer, ids: list[in
 
     best = max(trainer.curve, key=lambda point: point.length)
     notes = {
-        "data": ", ".join(Path(path).name for path in args.data), "tokens": str(trainer.tokens), "acceptance": json.dumps(best.acceptance),
-        **{name: str(getattr(args, name)) for name in NOTED}}
+        "data": ", ".join(Path(path).name for path in args.data), "batches": f"{trainer.streamed} of {len(trainer.plan)}",
+        "tokens": str(trainer.tokens), "acceptance": json.dumps(best.acceptance), **{name: str(getattr(args, name)) for name in NOTED}}
     write_own(output, trainer.head.config, {name: value.numpy() for name, value in trainer.best.items()}, np.array(ids, np.int32), notes)
     curve = output.with_suffix(".curve.json")
     curve.write_text(json.dumps([asdict(point) for point in trainer.curve], indent=1) + "\n")

@@ -1,0 +1,78 @@
+"""Tokens per target step when every proposed node is verified, level by level: what levels know, whatever it costs to ask them.
+
+    python -m mlsdc.runtime.bench.acceptance smollm2.mlsdc --prompts prompts.jsonl.gz --level eagle --level counts+eagle
+
+Greedy. `--level A+B` merges the trees of levels A and B; without --level the artifact's cascade as it is.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from mlsdc.runtime.bench.prompts import BenchPrompt, read_prompts
+from mlsdc.runtime.controller import Controller, Drafter, Proposal
+from mlsdc.runtime.engine import Engine
+from mlsdc.runtime.errors import MlsdcError
+from mlsdc.runtime.levels.base import Level
+from mlsdc.runtime.levels.compose import MergedLevel
+from mlsdc.runtime.sampling_params import SamplingParams
+from mlsdc.runtime.tree import Tree
+
+
+class Everything(Controller):
+    """Sends what is proposed."""
+
+    def choose(self, proposals: Sequence[Proposal], rows: int, sequences: int, context: int, draft_s: float) -> list[Tree]:
+        return [proposal.tree for proposal in proposals]
+
+    def wish(self, drafter: Drafter, budget: int) -> int:
+        return budget
+
+
+def pick(engine: Engine, names: str, max_nodes: int) -> Level:
+    """The level of that name, or several merged. Raises MlsdcError."""
+    levels = {level.name: level for level in engine.drafting.levels}
+    wanted = names.split("+")
+    for name in wanted:
+        if name not in levels:
+            raise MlsdcError(f"--level: '{name}' is not a level of the artifact; levels are {', '.join(levels)}")
+    return levels[names] if len(wanted) == 1 else MergedLevel([levels[name] for name in wanted], max_nodes)
+
+
+def lengths(engine: Engine, prompts: Sequence[BenchPrompt], max_tokens: int) -> dict[str, float]:
+    """Tokens per target step by kind of prompt, and over `all`."""
+    sums: dict[str, list[int]] = {}
+    for prompt in prompts:
+        (result,) = engine.generate([prompt.prompt], SamplingParams(max_tokens=max_tokens))
+        for kind in (prompt.kind, "all"):
+            accepted, steps = sums.setdefault(kind, [0, 0])
+            statistics = result.statistics
+            sums[kind] = [accepted + statistics.accepted, steps + statistics.steps]
+    return {kind: 1 + accepted / max(1, steps) for kind, (accepted, steps) in sums.items()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("artifact")
+    parser.add_argument("--prompts", type=Path, required=True)
+    parser.add_argument("--level", action="append", default=[], metavar="NAME[+NAME...]")
+    parser.add_argument("--max-nodes", type=int, default=63, metavar="N", help="of a tree")
+    parser.add_argument("--tokens", type=int, default=256, metavar="N")
+    parser.add_argument("--threads", type=int)
+    args = parser.parse_args()
+    prompts = read_prompts(args.prompts)
+    with Engine.load(args.artifact, threads=args.threads) as engine:
+        engine.drafting.controller = Everything()
+        kinds = ["all", *dict.fromkeys(prompt.kind for prompt in prompts)]
+        print(f"{'level':24}" + "".join(f"{kind:>10}" for kind in kinds), flush=True)
+        for names in args.level or [""]:
+            if names:
+                engine.drafting.level = pick(engine, names, args.max_nodes)
+            found = lengths(engine, prompts, args.tokens)
+            print(f"{names or 'cascade':24}" + "".join(f"{found[kind]:10.2f}" for kind in kinds), flush=True)
+
+
+if __name__ == "__main__":
+    main()
