@@ -33,6 +33,7 @@ from mlsdc.compiler.text import print_graph
 from mlsdc.compiler.weights import read_weight
 from mlsdc.passes import PassOptions, default_pipeline
 from mlsdc.passes.emit_program import emit_lowering, emit_program, merge_specs
+from mlsdc.runtime.device.binding import input_widths
 from mlsdc.runtime.errors import CapacityError
 from mlsdc.runtime.manifest import LevelInfo, Manifest, ModelInfo, Plan
 from mlsdc.runtime.memory_plan import LevelNeed, MemoryPlan, plan_memory
@@ -90,7 +91,7 @@ def compile_model(config: Config | Mapping[str, Any] | Path | str, output: Path 
         progress.stage("kernels")
         emitted = [emit(module, target, source.vocab_size) for target in targets]
         packed = sum(targets[0].packed_bytes(w.type) for level in module.levels for w in weight_nodes(level))
-        memory = [plan_level_memory(config, module, limits, target, programs)
+        memory = [plan_level_memory(config, module, limits, target, programs, source.vocab_size)
                   for target, (programs, _) in zip(targets, emitted, strict=True)]
         check_space(folder.parent, packed + BUILD_BYTES * len(targets))
         check_space(Path(tempfile.gettempdir()), BUILD_BYTES)
@@ -218,8 +219,8 @@ def share_weights(module: Module) -> Module:
     return replace(module, levels=(*levels, module.target))
 
 
-def plan_level_memory(config: Config, module: Module, limits: Limits, target: Target, programs: Mapping[str, Mapping[str, ProgramSpec]]
-                      ) -> MemoryPlan:
+def plan_level_memory(config: Config, module: Module, limits: Limits, target: Target,
+                      programs: Mapping[str, Mapping[str, ProgramSpec]], vocab_size: int) -> MemoryPlan:
     """What an artifact will take on a target. The pool must hold one sequence of the full length, its drafts and all levels' pages.
 
     Raises ConfigError, with the table, if it does not or the budget is too small.
@@ -231,7 +232,8 @@ def plan_level_memory(config: Config, module: Module, limits: Limits, target: Ta
         needs.append(LevelNeed(
             level.name, None if "kv_of" in level.params else level.kv,
             sum(target.packed_bytes(weight.type) for weight in weight_nodes(level)),
-            max((program.arena_bytes for program in of_level.values()), default=0), max(logits, default=0)))
+            max((program.arena_bytes for program in of_level.values()), default=0), max(logits, default=0),
+            input_widths(level.params, of_level.values(), vocab_size)))
     plan = plan_memory(needs, limits, pool_bytes=config.memory.pool_bytes, budget=config.memory.total)
     try:
         plan.check(limits.max_model_len)

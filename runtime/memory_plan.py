@@ -7,17 +7,22 @@ checked when an artifact is compiled and when it is loaded; what does not fit is
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
 
 import numpy as np
 
 from mlsdc.runtime.artifact import Artifact
+from mlsdc.runtime.device.binding import NO_PAGES, input_widths
 from mlsdc.runtime.errors import ArtifactError, CapacityError
 from mlsdc.runtime.kv_format import KvGeometry
+from mlsdc.runtime.kv_tail import Tail
 from mlsdc.runtime.manifest import TargetInfo
 from mlsdc.runtime.slabs import slab_bytes_for
-from mlsdc.runtime.step import INPUTS, Limits, input_shape
+from mlsdc.runtime.step import INPUTS, Limits, input_shape, tail_widths
+
+NO_WIDTHS: Mapping[str, int] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -29,6 +34,7 @@ class LevelNeed:
     weights: int = 0
     arena: int = 0
     logits: int = 0
+    widths: Mapping[str, int] = field(default_factory=dict)  # of step inputs that not every level has
 
 
 @dataclass(frozen=True)
@@ -53,7 +59,17 @@ class LevelPlan:
         """Of the pool, for one sequence of `context` cached tokens; with `drafts` its scratch slab, too."""
         if self.kv is None:
             return 0
-        return context_bytes(self.kv, context) + (self.scratch_pages * (self.kv.wide or self.kv).page_bytes if drafts else 0)
+        return sum(page_bytes * count for page_bytes, count in self.pages(context, drafts=drafts))
+
+    def pages(self, context: int, *, drafts: bool = True) -> list[tuple[int, int]]:
+        """(bytes of a page, pages) of each kind that such a sequence takes: the level's own, and wide ones in a grouped format."""
+        kv = self.kv
+        if kv is None:
+            return []
+        scratch = self.scratch_pages if drafts else 0
+        if kv.tail is None or kv.wide is None:
+            return [(kv.page_bytes, -(-context // kv.page_size) + scratch)]
+        return [(kv.page_bytes, -(-context // kv.page_size)), (kv.wide.page_bytes, tail_pages(kv.tail, context) + scratch)]
 
 
 @dataclass(frozen=True)
@@ -98,14 +114,22 @@ class MemoryPlan:
         return sum(level.sequence_bytes(context, drafts=drafts) for level in self.levels)
 
     def users(self, context: int, *, drafts: bool = True) -> int:
-        """Sequences of `context` cached tokens that fit into the pool at once, each level's slabs counted whole."""
-        each = [level.sequence_bytes(context, drafts=drafts) for level in self.levels if level.kv is not None]
-        if not each or not self.slab_bytes:
+        """Sequences of `context` cached tokens that fit into the pool at once, each kind of page in slabs of its own."""
+        kinds = self._kinds(context, drafts)
+        if not kinds or not self.slab_bytes:
             return 0
-        users = self.pool_bytes // max(1, sum(each))
-        while users and sum(-(-users * need // self.slab_bytes) for need in each) > self.num_slabs:
+        users = self.pool_bytes // max(1, sum(page_bytes * count for page_bytes, count in kinds))
+        while users and self._slabs([(page_bytes, users * count) for page_bytes, count in kinds]) > self.num_slabs:
             users -= 1
         return users
+
+    def _kinds(self, context: int, drafts: bool) -> list[tuple[int, int]]:
+        return [kind for level in self.levels for kind in level.pages(context, drafts=drafts)]
+
+    def _slabs(self, kinds: Sequence[tuple[int, int]]) -> int:
+        """Slabs that hold so many pages of each kind; a page that would lie in two slabs is not counted."""
+        cuts = [self.slab_bytes // page_bytes - (self.slab_bytes % page_bytes > 0) for page_bytes, _ in kinds]
+        return sum(-(-count // cut) if cut else self.num_slabs + 1 for cut, (_, count) in zip(cuts, kinds, strict=True))
 
     def check(self, context: int) -> None:
         """Raises CapacityError, with the table, unless the pool holds one sequence of `context` tokens and all of it is in the budget."""
@@ -116,8 +140,8 @@ class MemoryPlan:
                 f"kv pool: {self.pool_bytes} bytes; one sequence of {context} tokens needs {self._least(context)}"))
 
     def _least(self, context: int) -> int:
-        needs = [level.sequence_bytes(context) for level in self.levels if level.kv is not None]
-        return sum(needs) if len(needs) < 2 else sum(-(-need // self.slab_bytes) for need in needs) * self.slab_bytes
+        kinds = self._kinds(context, True)
+        return self.sequence_bytes(context) if len(kinds) < 2 or not self.slab_bytes else self._slabs(kinds) * self.slab_bytes
 
     def _refusal(self, why: str) -> str:
         return "\n".join([why, *self.table()])
@@ -138,7 +162,9 @@ class MemoryPlan:
 def plan_memory(needs: Sequence[LevelNeed], limits: Limits, *, pool_bytes: int | None = None, budget: int | None = None) -> MemoryPlan:
     """The plan; without `pool_bytes` the pool is what the budget leaves, or what `default_pool_bytes` says without a budget."""
     levels = tuple(
-        LevelPlan(need.name, need.kv, need.weights, need.arena, need.logits, buffer_bytes(limits, need.kv.page_size) if need.kv else 0,
+        LevelPlan(need.name, need.kv, need.weights, need.arena, need.logits,
+                  buffer_bytes(limits, need.kv.page_size if need.kv else NO_PAGES, need.widths, need.kv.tail if need.kv else None)
+                  if need.arena else 0,
                   limits.scratch_pages((need.kv.wide or need.kv).page_size) if need.kv else 0, limits.max_model_len)
         for need in needs)
     if pool_bytes is None:
@@ -182,7 +208,8 @@ def artifact_needs(artifact: Artifact, target: TargetInfo) -> list[LevelNeed]:
         needs.append(LevelNeed(
             level.name, None if "kv_of" in level.params else level.kv, artifact.manifest.weights[level.weights][0] if level.weights else 0,
             max((program.arena_bytes for program in programs.values()), default=0),
-            max((tap.num_bytes for tap in taps), default=0)))
+            max((tap.num_bytes for tap in taps), default=0),
+            input_widths(level.params, programs.values(), artifact.manifest.model.vocab_size)))
     return needs
 
 
@@ -200,14 +227,20 @@ def machine_bytes() -> int:
     return found if found > 0 else 8 << 30
 
 
-def buffer_bytes(limits: Limits, page_size: int) -> int:
+def buffer_bytes(limits: Limits, page_size: int, widths: Mapping[str, int] = NO_WIDTHS, tail: Tail | None = None) -> int:
     """Of the step inputs of one level."""
-    return sum(int(np.prod(input_shape(name, limits, page_size))) * np.dtype(dtype).itemsize for name, (dtype, _) in INPUTS.items())
+    widths = {**widths, **tail_widths(limits, tail)}
+    return sum(int(np.prod(input_shape(name, limits, page_size, widths))) * np.dtype(dtype).itemsize for name, (dtype, _) in INPUTS.items())
+
+
+def tail_pages(tail: Tail, context: int) -> int:
+    """Wide pages of the tail of `context` tokens."""
+    return min(-(-context // tail.page_size), tail.num_pages)
 
 
 def context_bytes(kv: KvGeometry, context: int) -> int:
     """Of the pool, for `context` cached tokens of one sequence: whole pages, and those of the 16-bit tail where the format has one."""
-    wide = min(-(-context // kv.tail.page_size), kv.tail.num_pages) * kv.wide.page_bytes if kv.tail and kv.wide else 0
+    wide = tail_pages(kv.tail, context) * kv.wide.page_bytes if kv.tail and kv.wide else 0
     return -(-context // kv.page_size) * kv.page_bytes + wide
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from mlsdc.runtime.artifact import Artifact
 from mlsdc.runtime.errors import ArtifactError
@@ -22,11 +23,17 @@ def level_info(artifact: Artifact, level: str) -> LevelInfo:
     return info
 
 
+def input_widths(params: Mapping[str, Any], specs: Iterable[ProgramSpec], vocab_size: int) -> dict[str, int]:
+    """Widths of the step inputs that not every level has."""
+    widths = dict(params.get("widths") or {})
+    if any(arg == InputArg("masks") for spec in specs for launch in spec.launches for arg in launch.args):
+        widths["masks"] = mask_words(vocab_size)
+    return widths
+
+
 def step_buffers(artifact: Artifact, info: LevelInfo, specs: Mapping[str, ProgramSpec]) -> StepBuffers:
     """The level's step buffers in host memory, as wide as its programs read them."""
-    widths = dict(info.params.get("widths") or {})
-    if any(arg == InputArg("masks") for spec in specs.values() for launch in spec.launches for arg in launch.args):
-        widths["masks"] = mask_words(artifact.manifest.model.vocab_size)
+    widths = input_widths(info.params, specs.values(), artifact.manifest.model.vocab_size)
     page_size, tail = (info.kv.page_size, info.kv.tail) if info.kv else (NO_PAGES, None)
     return StepBuffers(artifact.manifest.limits, page_size, widths, tail)
 

@@ -6,8 +6,11 @@ import pytest
 
 from mlsdc.runtime.errors import CapacityError
 from mlsdc.runtime.kv_format import KvGeometry
+from mlsdc.runtime.kv_pool import KvPool
 from mlsdc.runtime.memory_plan import LevelNeed, buffer_bytes, context_bytes, default_pool_bytes, effective_bits, plan_memory
+from mlsdc.runtime.slabs import SlabPool
 from mlsdc.runtime.step import Limits, StepBuffers
+from mlsdc.runtime.wide_pages import WidePages
 
 LIMITS = Limits(max_model_len=2048, max_num_seqs=8, max_num_batched_tokens=256, max_logit_rows=64, max_tree_nodes=16)
 KV = KvGeometry("bf16", 32, 30, 3, 64)
@@ -74,6 +77,42 @@ def test_users_are_counted_in_whole_slabs() -> None:
         slabs = sum(-(-count * level.sequence_bytes(512) // plan.slab_bytes) for level in plan.levels)
         assert (slabs <= plan.num_slabs) is fits
 
+
+GROUPED = KvGeometry("int4", 32, 30, 3, 64)
+
+
+def test_a_grouped_format_pays_for_its_tail_and_its_wide_scratch() -> None:
+    level = plan_memory([LevelNeed("target", GROUPED, arena=1)], LIMITS, pool_bytes=1 << 28).levels[0]
+    wide = KV.page_bytes  # 32 tokens in 16 bits
+    assert level.pages(2048) == [(GROUPED.page_bytes, 64), (wide, 2 + 1)]
+    assert level.pages(20, drafts=False) == [(GROUPED.page_bytes, 1), (wide, 1)]
+    assert context_bytes(GROUPED, 2048) == 64 * GROUPED.page_bytes + 2 * wide
+
+
+@pytest.mark.parametrize(("format", "page_size", "bar"), [
+    ("int8", 32, 0.52), ("int4", 32, 0.33), ("int4", 64, 0.31), ("int2", 32, 0.22), ("int2", 64, 0.22)])
+def test_bytes_at_4k_tail_included_are_within_the_bars(format: str, page_size: int, bar: float) -> None:
+    assert effective_bits(KvGeometry(format, page_size, 30, 3, 64), 4096) / 16 <= bar
+
+
+def test_at_least_three_times_as_many_int4_sequences_fit_at_2k() -> None:
+    bf16, int4 = (plan_memory([LevelNeed("target", KvGeometry(name, 64, 30, 3, 64), arena=1)], LIMITS, pool_bytes=256 << 20)
+                  for name in ("bf16", "int4"))
+    assert int4.users(2048, drafts=False) >= 3 * bf16.users(2048, drafts=False)
+
+
+def test_what_is_planned_for_users_is_what_the_pool_holds() -> None:
+    plan = plan_memory([LevelNeed("target", GROUPED, arena=1)], LIMITS, pool_bytes=1 << 28)
+    tail = GROUPED.tail
+    assert tail is not None
+    assert GROUPED.wide is not None
+    slabs = SlabPool(plan.num_slabs, plan.slab_bytes)
+    pool = KvPool(slabs, 32, GROUPED.page_bytes, wide=WidePages(slabs, GROUPED.wide.page_bytes, tail))
+    count = 0
+    while pool.can_allocate([count], 2048, 1):
+        pool.allocate([count], 2048, 1)
+        count += 1
+    assert plan.users(2048) <= count <= plan.users(2048) + 1
 
 def test_without_a_size_the_pool_holds_full_contexts_of_all_within_a_quarter_of_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     from mlsdc.runtime import memory_plan
