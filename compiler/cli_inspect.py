@@ -24,15 +24,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what.add_argument("--kernels", action="store_true", help="every kernel: what it was checked by, its source, its arguments")
     what.add_argument("--program", metavar="LEVEL.NAME", help="every launch of a program, e.g. target.forward")
     what.add_argument("--graph", metavar="LEVEL", help="the level's final graph, as text")
-    what.add_argument("--source", metavar="KERNEL", help="a kernel's generated source")
+    what.add_argument("--kernel", metavar="KERNEL", help="one kernel, as --show says")
+    what.add_argument("--source", metavar="KERNEL", help="a kernel's generated source, as --kernel KERNEL")
+    parser.add_argument("--show", choices=("source", "ptx", "sass"), default="source", help="of --kernel (default source)")
+    parser.add_argument("--target", metavar="NAME", help="whose kernel, where several targets have one of the name")
 
 
 def main(args: argparse.Namespace) -> int:
     artifact = Artifact.open(args.artifact)
     if args.json:
         print(artifact.manifest.to_json(), end="")
-    elif args.source:
-        print(source(artifact, args.source), end="")
+    elif args.kernel or args.source:
+        print(shown(artifact, args.kernel or args.source, args.show, args.target), end="")
     elif args.graph:
         print(artifact.path(f"graph/{args.graph}.ir").read_text(encoding="utf-8"), end="")
     else:
@@ -127,6 +130,9 @@ def _programs(artifact: Artifact, level: LevelInfo, target: TargetInfo) -> dict[
 
 def kernels(artifact: Artifact) -> Iterator[str]:
     for target in artifact.manifest.targets:
+        if target.device == "cuda":
+            yield from gpu_kernels(artifact, target)
+            continue
         for key, kernel in target.kernels.items():
             resources = "  ".join(f"{name} {value}" for name, value in kernel.resources.items())
             yield f"{key}"
@@ -148,11 +154,30 @@ def launches(artifact: Artifact, wanted: str) -> Iterator[str]:
         yield f"{launch.node:40}  {launch.kernel:48}  grid {grid:14}  {args}"
 
 
-def source(artifact: Artifact, key: str) -> str:
-    for target in artifact.manifest.targets:
-        if key in target.kernels:
-            return artifact.path(target.kernels[key].source).read_text(encoding="utf-8")
-    raise MlsdcError(f"--source: no kernel '{key}'; `mlsdc inspect ... --kernels` lists them")
+def gpu_kernels(artifact: Artifact, target: TargetInfo) -> Iterator[str]:
+    """What each kernel of a GPU takes, and its predicted share of a step of one sequence at its longest."""
+    from mlsdc.compiler.roofline import Load
+    from mlsdc.compiler.text_parse import parse_graph
+    from mlsdc.targets.nvidia_show import kernel_table
+
+    text = artifact.path(f"graph/{artifact.manifest.target_level.name}.ir").read_text(encoding="utf-8")
+    graph = parse_graph(text.split("\ngraph ")[0])
+    yield from kernel_table(artifact, target, graph, Load(1, 1, artifact.manifest.limits.max_model_len))
+
+
+def shown(artifact: Artifact, key: str, what: str, name: str | None) -> str:
+    """A kernel's source, or its PTX or machine code on a GPU. Raises MlsdcError."""
+    targets = [t for t in artifact.manifest.targets if key in t.kernels and name in (None, t.name)]
+    if not targets:
+        raise MlsdcError(f"--kernel: no kernel '{key}'{f' of target {name!r}' if name else ''}; `mlsdc inspect ... --kernels` lists them")
+    target, kernel = targets[0], targets[0].kernels[key]
+    if what == "source":
+        return artifact.path(kernel.source).read_text(encoding="utf-8")
+    if target.device != "cuda":
+        raise MlsdcError(f"--show {what}: target {target.name} is for {target.device}; GPU kernels have {what}")
+    from mlsdc.targets import nvidia_show
+
+    return nvidia_show.machine_code(artifact, kernel) if what == "sass" else nvidia_show.ptx(artifact, target, kernel)
 
 
 def size(num_bytes: int) -> str:

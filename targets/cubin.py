@@ -11,6 +11,9 @@ from pathlib import Path
 
 PARAM_INFO = 0x17  # EIATTR_KPARAM_INFO: one parameter of a kernel
 PARAM_SIZE = 0x19  # EIATTR_CBANK_PARAM_SIZE: bytes of all of them
+LOCAL_OPS = ("LDL", "STL")
+TENSOR_OPS = ("HMMA", "IMMA", "QMMA", "HGMMA", "IGMMA", "QGMMA", "UTCHMMA", "UTCIMMA", "UTCQMMA")
+ASYNC_COPIES = ("LDGSTS", "UTMALDG", "UBLKCP")
 BY_LENGTH = 4  # attribute formats: 4 has a length and a payload, the others a 2-byte value
 
 
@@ -22,12 +25,17 @@ class Param:
 
 @dataclass(frozen=True)
 class Resources:
-    """`local_ops` counts loads and stores of local memory: spills, even where the frame size does not show them."""
+    """`local_ops` counts loads and stores of local memory: spills, even where the frame size does not show them.
+
+    `tensor_ops` are instructions of the tensor cores, `async_copies` those that bring data to shared memory past the registers.
+    """
 
     registers: int
     stack_bytes: int
     static_shared_bytes: int
     local_ops: int
+    tensor_ops: int
+    async_copies: int
 
 
 def elf_abi(cubin: bytes) -> int:
@@ -75,12 +83,18 @@ def resources(cubin: Path, tools: Path) -> Resources:
     usage = _run(tools / "cuobjdump", "--dump-resource-usage", cubin)
     numbers = {name: int(value) for name, value in re.findall(r"\b(REG|STACK|SHARED):(\d+)", usage)}
     code = sass(cubin, tools)
-    return Resources(numbers["REG"], numbers["STACK"], numbers["SHARED"], count(code, "LDL") + count(code, "STL"))
+    spills, tensor, copies = (sum(count(code, name) for name in names) for names in (LOCAL_OPS, TENSOR_OPS, ASYNC_COPIES))
+    return Resources(numbers["REG"], numbers["STACK"], numbers["SHARED"], spills, tensor, copies)
+
+
+def disassembly(cubin: Path, tools: Path) -> str:
+    """The machine code as text."""
+    return _run(tools / "nvdisasm", "-c", cubin)
 
 
 def sass(cubin: Path, tools: Path) -> Counter[str]:
     """How often each instruction stands in the machine code, with its modifiers: `LDGSTS.E.BYPASS.128`."""
-    text = _run(tools / "nvdisasm", "-c", cubin)
+    text = disassembly(cubin, tools)
     return Counter(re.findall(r"^\s*/\*[0-9a-f]+\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_.]*)", text, re.MULTILINE))
 
 

@@ -9,12 +9,16 @@ KIB = 1024
 
 @dataclass(frozen=True)
 class Gpu:
-    """`sm` as in sm_90. `shared_bytes` is the most a block may ask for; `registers` are of one multiprocessor."""
+    """`sm` as in sm_90. `shared_bytes` is the most a block may ask for; `registers` and `max_threads` are of one multiprocessor."""
 
     name: str
     sm: int
     shared_bytes: int
     registers: int = 65536
+
+    @property
+    def max_threads(self) -> int:
+        return 2048 if self.sm in (80, 90, 100) else 1536
 
     @property
     def summary(self) -> str:

@@ -36,7 +36,7 @@ VARIANTS = {
 }
 OTHERS = (Variant(4, 1), Variant(8, 1))
 THREADS = 2  # triton and ptxas let go of the interpreter lock; more threads than cores bring nothing
-FORMAT = 1  # of a cache entry
+FORMAT = 2  # of a cache entry
 
 
 def build(name: str, gpu: Gpu, requires: tuple[str, ...], specs: Sequence[KernelSpec], directory: Path) -> TargetInfo:
@@ -85,6 +85,7 @@ def fitting(spec: KernelSpec, gpu: Gpu, source: Path, file: Path) -> tuple[bytes
         if why is None:
             return compiled.cubin, {
                 "registers": used.registers, "stack_bytes": used.stack_bytes, "shared_bytes": compiled.shared_bytes,
+                "tensor_ops": used.tensor_ops, "async_copies": used.async_copies,
                 "threads": compiled.threads, "num_stages": variant.num_stages, "elf_abi": elf_abi(compiled.cubin),
                 "min_driver": MIN_DRIVER[elf_abi(compiled.cubin)]}
         rejected.append(f"{variant.num_warps} warps, {variant.num_stages} stages: {why}")

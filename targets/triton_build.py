@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,9 +55,9 @@ def render(spec: KernelSpec) -> str:
         raise CompileError(f"{spec.key}: templates/triton/{spec.template}.py.jinja: {type(error).__name__}: {error}") from None
 
 
-def split_abi(spec: KernelSpec) -> list[tuple[str, str]]:
+def split_abi(abi: Sequence[str]) -> list[tuple[str, str]]:
     """`name: type` entries as pairs."""
-    pairs = [entry.split(": ") for entry in spec.abi]
+    pairs = [entry.split(": ") for entry in abi]
     return [(name, type_) for name, type_ in pairs]
 
 
@@ -106,22 +106,27 @@ def reproducible(gpu: Gpu) -> Iterator[None]:
 
 def compile_cubin(spec: KernelSpec, source: Path, gpu: Gpu, variant: Variant) -> Compiled:
     """Compile a generated file for one GPU; call it inside `reproducible`. Raises CompileError naming kernel, file and reason."""
-    from triton import compile as triton_compile
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
-
-    signature = {name: triton_type(type_) for name, type_ in split_abi(spec)}
-    aligned = {(i,): [["tt.divisibility", 16]] for i, type_ in enumerate(signature.values()) if type_.startswith("*")}
-    options = {"num_warps": variant.num_warps, "num_stages": variant.num_stages, "enable_fp_fusion": False}
-    try:
-        kernel = triton_compile(
-            ASTSource(load_source(source, spec.key), signature, {}, aligned), target=GPUTarget("cuda", gpu.sm, 32), options=options)
-    except Exception as error:  # triton raises many kinds; all of them mean that this kernel does not build
-        raise CompileError(f"{spec.key}: {source.name} does not compile for sm_{gpu.sm}: {_one_line(error)}") from error
+    kernel = compile_kernel(spec.key, spec.abi, source, gpu.sm, variant)
     metadata = kernel.metadata
     if metadata.global_scratch_size or metadata.profile_scratch_size or metadata.num_ctas != 1:
         raise CompileError(f"{spec.key}: {source.name} wants scratch memory or a cluster, which launches do not carry")
     return Compiled(kernel.asm["cubin"], variant, 32 * metadata.num_warps, metadata.shared)
+
+
+def compile_kernel(key: str, abi: Sequence[str], source: Path, sm: int, variant: Variant) -> Any:
+    """Triton's CompiledKernel of a generated file, without the hidden arguments in `abi`. Raises CompileError."""
+    from triton import compile as triton_compile
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    signature = {name: triton_type(type_) for name, type_ in split_abi(abi)}
+    aligned = {(i,): [["tt.divisibility", 16]] for i, type_ in enumerate(signature.values()) if type_.startswith("*")}
+    options = {"num_warps": variant.num_warps, "num_stages": variant.num_stages, "enable_fp_fusion": False}
+    try:
+        return triton_compile(
+            ASTSource(load_source(source, key), signature, {}, aligned), target=GPUTarget("cuda", sm, 32), options=options)
+    except Exception as error:  # triton raises many kinds; all of them mean that this kernel does not build
+        raise CompileError(f"{key}: {source.name} does not compile for sm_{sm}: {_one_line(error)}") from error
 
 
 def _one_line(error: Exception) -> str:
