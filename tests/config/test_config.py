@@ -78,8 +78,8 @@ def test_kv_formats_are_one_text(tmp_path: Path, kv: str, format_: str) -> None:
          "model.yaml: cascade[0].kind: 'medussa' is not a level kind (did you mean 'medusa'?); "
          "kinds are ngram, medusa, eagle, model, self"),
         (MINIMAL + "cascade: [{kind: medusa}]",
-         "model.yaml: cascade[0].kind: 'medusa' levels are not built yet; this version supports ngram"),
-        (MINIMAL + "cascade: [{merge: []}]", "model.yaml: cascade[0].merge: merged levels are not built yet; this version supports ngram"),
+         "model.yaml: cascade[0].heads: is missing; a 'medusa' level needs it"),
+        (MINIMAL + "cascade: [{merge: []}]", "model.yaml: cascade[0].merge: expected a list of two levels or more, found [] (a list)"),
         (MINIMAL + "cascade: {kind: ngram}", "model.yaml: cascade: expected a list of levels, found {'kind': 'ngram'} (a mapping)"),
         (MINIMAL + "cascade: [{kind: ngram, width: 99}]", "model.yaml: cascade[0].width: 99 is out of range; 1 to 8 is allowed"),
         (MINIMAL + "limits: {max_num_seqs: true}", "model.yaml: limits.max_num_seqs: expected a whole number, found True (true or false)"),
