@@ -36,6 +36,7 @@ VERBS = {
     "diff": "compare an artifact with the interpreter or transformers",
     "trace": "serve one prompt and write a trace of it",
     "explain": "say why an artifact is what it is",
+    "tune": "measure an artifact on this machine and plan its cascade",
     "plan": "say which cascade and cache would pay, without weights",
     "env": "show this machine and what is installed",
 }

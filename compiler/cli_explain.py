@@ -1,6 +1,8 @@
 """Say why an artifact is what it is: the cascade, the cache, every pass with the rules that fired or declined, the kernels.
 
     mlsdc explain m.mlsdc trace.json     # and what `mlsdc trace` measured, beside what was planned
+
+What `mlsdc tune` measured, the file m.plan.json beside the artifact, is told, too: levels kept and dropped, the tree that pays, speeds.
 """
 
 from __future__ import annotations
@@ -12,14 +14,17 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from mlsdc.compiler.explain_plan import plan_lines
 from mlsdc.runtime.artifact import Artifact
 from mlsdc.runtime.kv_format import FORMATS, KvGeometry
 from mlsdc.runtime.manifest import LevelInfo
+from mlsdc.runtime.plan_file import PlanFile, plan_path
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("artifact")
     parser.add_argument("trace", nargs="?", type=Path, metavar="TRACE", help="of `mlsdc trace`: measured beside planned")
+    parser.add_argument("--plan", type=Path, metavar="FILE", help="of `mlsdc tune`; default: <name>.plan.json beside the artifact")
     parser.add_argument("--json", action="store_true", help="explain.json as it is")
 
 
@@ -34,14 +39,21 @@ def main(args: argparse.Namespace) -> int:
         from mlsdc.compiler.view.data import trace_summary
 
         measured = trace_summary(args.trace)
-    for line in explain(artifact, json.loads(text), measured):
+    place = args.plan or plan_path(artifact.root)
+    plan = PlanFile.read(place) if args.plan or place.is_file() else None
+    for line in explain(artifact, json.loads(text), measured, plan):
         print(line)
     return 0
 
 
-def explain(artifact: Artifact, explained: Mapping[str, Any], measured: Mapping[str, Any] | None) -> Iterator[str]:
+def explain(artifact: Artifact, explained: Mapping[str, Any], measured: Mapping[str, Any] | None, plan: PlanFile | None = None
+            ) -> Iterator[str]:
     passes = {entry["pass"]: entry for entry in explained["passes"]}
     yield from cascade(artifact, passes, measured)
+    if plan is not None:
+        yield from plan_lines(artifact, plan)
+    elif artifact.manifest.levels[1:]:
+        yield f"not tuned: `mlsdc tune {artifact.root.name} --prompts FILE` measures this machine and its survival rates"
     for level in artifact.manifest.levels:
         if level.kv is not None:
             yield from cache(level, level.kv, artifact.manifest.limits.max_model_len)

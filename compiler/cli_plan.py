@@ -183,7 +183,9 @@ def lines(names: Sequence[str], machine: Machine, weights: str, cases: Sequence[
     yield f"{' <- '.join(names)}, {weights} weights, on {machine.name}: a roofline model, nothing of it measured"
     yield f"{'batch':>5} {'context':>8} {'kv':>6} {'GiB':>6}  {'tokens/s':>9} {'ms/token':>9} {'over off':>8}  plan"
     for found in cases:
-        speed = f"{found.tokens_s:9.1f} {found.token_ms:9.2f} {found.tokens_s / found.plain_tokens_s:7.2f}x" if found.tokens_s else f"{'':28}"
+        speed = f"{'':28}"
+        if found.tokens_s:
+            speed = f"{found.tokens_s:9.1f} {found.token_ms:9.2f} {found.tokens_s / found.plain_tokens_s:7.2f}x"
         yield f"{found.batch:5} {found.context:8} {found.kv:>6} {found.need_bytes / GIB:6.1f}  {speed}  {found.plan}"
         for name, why in found.dropped.items():
             yield f"{'':50}without {name}: {why}"

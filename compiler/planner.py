@@ -152,8 +152,8 @@ def tree_tokens(ranks: Sequence[float], nodes: int) -> float:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A level that may take part. `survival[upper]`: how the level named `upper` accepts its tokens; `ranks[upper]`: chance of its b-th best
-    sibling, if it drafts trees; `draft_s`: seconds a token it drafts; `step_s`: a step, if it can verify."""
+    """A level that may take part. `survival[upper]`: how the level named `upper` accepts its tokens; `ranks[upper]`: chance of its b-th
+    best sibling, if it drafts trees; `draft_s`: seconds a token it drafts; `step_s`: a step, if it can verify."""
 
     name: str
     survival: dict[str, Survival]
@@ -197,7 +197,7 @@ def choose(candidates: Sequence[Candidate], target: str, target_s: StepTime, *, 
         return target_s(batch * rows) + host_s
 
     off = Plan((), 0, (), None, Outcome(float(batch), step(1)))
-    plans = {(): off}
+    plans: dict[tuple[str, ...], Plan] = {(): off}
     for levels in parts(candidates):
         found = max(plans_of(levels, target, step, max_nodes, batch), key=lambda plan: plan.outcome.speed, default=None)
         if found is not None:

@@ -18,13 +18,16 @@ Nothing here reads a clock or draws: decisions are a function of the events. `tr
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import exp
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mlsdc.runtime.costs import Costs
 from mlsdc.runtime.tree import Tree
+
+if TYPE_CHECKING:
+    from mlsdc.runtime.plan_file import Rate
 
 KEEP = 0.92  # of a request's own sums, a step
 KEEP_ALL = 0.995  # of the engine's
@@ -35,6 +38,7 @@ WORTH_SHARE = 0.1
 FIRST_PAUSE, LONGEST_PAUSE = 8, 128  # steps until a level that did not pay is asked again
 LEAST = 3  # nodes that are asked for if any are
 CERTAIN = 0.995
+MOST_KNOWN = 100.0  # steps that measured rates count as, at most
 
 
 class Rates:
@@ -81,6 +85,14 @@ class Controller:
         self.costs = Costs() if costs is None else costs
         self._all = {False: Rates(KEEP_ALL), True: Rates(KEEP_ALL)}
         self.trace = trace
+
+    def know(self, rates: Iterable[Rate], names: Sequence[str]) -> None:
+        """Begin with what `mlsdc tune` counted; `names` are the artifact's levels."""
+        places = {name: i for i, name in enumerate(names)}
+        for rate in rates:
+            if rate.level in places and rate.depth <= DEPTHS:
+                weight = min(float(rate.steps), MOST_KNOWN)
+                self._all[rate.sampled].sums[places[rate.level], rate.depth] = [rate.hit * weight, rate.mass * weight, weight]
 
     def wish(self, drafter: Drafter, budget: int) -> int:
         """How many nodes to ask of the request's level for the next step, 0 to not ask; counts a step of a pause."""

@@ -11,9 +11,11 @@ import time
 from collections.abc import Callable, Sequence
 
 from mlsdc.runtime.controller import Controller, Drafter, Proposal
+from mlsdc.runtime.costs import Costs
 from mlsdc.runtime.levels.base import Level, LevelState
 from mlsdc.runtime.levels.compose import compose
 from mlsdc.runtime.manifest import Manifest
+from mlsdc.runtime.plan_file import PlanFile
 from mlsdc.runtime.request import Request, StepItem
 from mlsdc.runtime.tree import Tree
 
@@ -30,11 +32,19 @@ class Drafting:
         self.reads_target = self.level is not None and self.level.reads_target
         self.controller = Controller() if controller is None else controller
         self.clock = clock
+        self.plan_note = "shipped default"
         self._vocab_size = manifest.model.vocab_size
         self._names = (*(level.name for level in manifest.levels), "grammar")  # forced tokens count as a level of their own
         self._drafters: dict[int, Drafter] = {}  # by request id
         self._asked: dict[int, tuple[Proposal, int]] = {}  # this step's proposals, and how many tokens their requests had
         self._step: tuple[int, int, float] | None = None  # rows, context and start of the step that runs
+
+    def take(self, plan: PlanFile | None, why: str) -> None:
+        """Begin with what was measured on this machine, or with the shipped default; `why` says which."""
+        self.plan_note = why
+        if plan is not None:
+            self.controller = Controller(Costs(plan.costs))
+            self.controller.know(plan.rates, self._names)
 
     def draft(self, items: Sequence[StepItem]) -> None:
         """Set each decoding item's tree, of at most its budget. A draft that cannot be verified is no draft."""

@@ -26,6 +26,8 @@ from mlsdc.runtime.level_pages import level_pool
 from mlsdc.runtime.levels.base import Level
 from mlsdc.runtime.manifest import LevelInfo, Manifest
 from mlsdc.runtime.memory_plan import load_plan
+from mlsdc.runtime.plan_file import find as find_plan
+from mlsdc.runtime.plan_file import machine_key
 from mlsdc.runtime.request import Delta, Request, Result, StepItem, TokenLogprobs
 from mlsdc.runtime.sampling.record import RecordWriter
 from mlsdc.runtime.sampling_params import SamplingParams
@@ -76,12 +78,13 @@ class Engine:
 
     @staticmethod
     def load(path: str | Path, *, threads: int | None = None, num_pages: int | None = None, kv_pool_bytes: int | None = None,
-             memory_bytes: int | None = None, device: str = "auto") -> Engine:
+             memory_bytes: int | None = None, device: str = "auto", plan_file: str | Path | None = None) -> Engine:
         """Open and check an artifact and make it ready to serve on this machine.
 
         The page pool's size is `num_pages` of the target's, else `kv_pool_bytes`, else what `memory_bytes` leaves beside weights,
         activations and buffers, else what the artifact says (`memory` of model.yaml), else room for `max_num_seqs` full contexts in at
-        most a quarter of the memory. Raises ArtifactError, DeviceError, CapacityError.
+        most a quarter of the memory. `plan_file`: what `mlsdc tune` wrote; default: beside the artifact, if it is there and of this
+        artifact and machine (`engine.drafting.plan_note` says what is used). Raises ArtifactError, DeviceError, CapacityError.
         """
         from mlsdc.runtime.device import open_device
         from mlsdc.runtime.levels import make_level
@@ -100,6 +103,9 @@ class Engine:
             for info, level in zip(manifest.levels, levels, strict=False):
                 if info.programs:
                     _bind(level, opened, info, memory, slabs)
+            if levels:
+                machine = machine_key(opened.name, getattr(opened, "threads", None))
+                engine.drafting.take(*find_plan(artifact, machine, Path(plan_file) if plan_file else None))
             return engine
         except BaseException:
             opened.close()
