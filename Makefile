@@ -8,7 +8,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_AR
 ARTIFACT := build/smollm2.mlsdc
 PROMPT ?= What is the capital of France? Answer in one sentence.
 
-.PHONY: demo test lint clean
+.PHONY: demo test test-transformers lint clean
 
 demo: .venv/demo.stamp
 	mkdir -p $(dir $(ARTIFACT))
@@ -18,12 +18,23 @@ demo: .venv/demo.stamp
 test: lint
 	$(BIN)/python -m pytest -n 2
 
+# What is captured, by an older transformers than the one that is pinned, in an environment of its own
+OLDER := 5.6.2
+test-transformers: .venv-$(OLDER)/stamp
+	.venv-$(OLDER)/bin/python -m pytest -n 2 tests/models tests/capture
+
+.venv-$(OLDER)/stamp: pyproject.toml
+	$(PYTHON) -m venv .venv-$(OLDER)
+	.venv-$(OLDER)/bin/python -m pip install --quiet $(PIP_ARGS) -e '.[compile,dev]'
+	.venv-$(OLDER)/bin/python -m pip install --quiet $(PIP_ARGS) transformers==$(OLDER)
+	@touch $@
+
 lint: .venv/dev.stamp
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
 clean:
-	rm -rf .venv .typing build dist
+	rm -rf .venv .venv-$(OLDER) .typing build dist
 
 .venv/demo.stamp: pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "mlsdc needs Python 3.11 or newer: make demo PYTHON=python3.12")'

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from mlsdc.compiler import config_record
 from mlsdc.compiler.calibrate import calibration
 from mlsdc.compiler.capture import ModelSource, WeightSource, load_source
+from mlsdc.compiler.check_tokenizer import check_tokenizer
 from mlsdc.compiler.config import Config, load_config, parse_config
 from mlsdc.compiler.config_levels import HeadsConfig, ModelConfig, SelfConfig
 from mlsdc.compiler.counts_file import counts_files, counts_name
@@ -60,6 +61,7 @@ def compile_model(config: Config | Mapping[str, Any] | Path | str, output: Path 
     config = read_config(config, set)
     check_output(output)
     source = load_source(config.target.model, config.folder)
+    check_tokenizer(source)
     limits = config.resolve_limits(int(source.config["max_position_embeddings"]))
     counts = counts_files(config, source)
     heads = open_level_files(config, source)

@@ -276,4 +276,5 @@ def _source(file: GgufFile, path: Path, label: str) -> ModelSource:
         num_tokens=len(metadata["tokenizer.ggml.tokens"]),
         bos_token_id=config["bos_token_id"],
         eos_token_ids=tuple(dict.fromkeys(eos)),
+        tokens=tuple(metadata["tokenizer.ggml.tokens"]),
     )

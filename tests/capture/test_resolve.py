@@ -19,7 +19,7 @@ def test_relative_paths_start_at_the_given_folder(tmp_path: Path) -> None:
 
 
 def test_nothing_there_is_one_line(tmp_path: Path) -> None:
-    with pytest.raises(CaptureError, match="^'org/model' does not exist; a model is a .gguf or .onnx file, a Hugging Face directory, or pack"):
+    with pytest.raises(CaptureError, match="^'org/model' does not exist; a model is a .gguf or .onnx file, a Hugging Face dir"):
         load_source("org/model", tmp_path)
 
 
