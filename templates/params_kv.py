@@ -72,10 +72,24 @@ class Paged(TirParams):
         return "levels" if isinstance(self.format.values, TokenValues) else self.values
 
     @property
+    def v_block_bytes(self) -> int:
+        return self.geometry.format_bytes(self.format)[1]
+
+    @property
+    def key_code_bytes(self) -> int:
+        """Of one token's key, scales left out."""
+        return self.head_dim * 2 if self.keys == "bf16" else self.head_dim // self.key_parts
+
+    @property
+    def value_code_bytes(self) -> int:
+        if isinstance(self.format.values, TokenValues):
+            return self.run_channels
+        return self.head_dim * 2 if self.values == "bf16" else self.head_dim
+
+    @property
     def key_parts(self) -> int:
         """Codes in a byte."""
-        assert isinstance(self.format.keys, TokenKeys | ChannelKeys)
-        return self.format.keys.parts
+        return self.format.keys.parts if isinstance(self.format.keys, TokenKeys | ChannelKeys) else 1
 
     @property
     def key_most(self) -> int:
@@ -205,6 +219,11 @@ class Attend(Paged):
     def weighs_blocks(self) -> bool:
         """Whether values add a block of 64 positions at once (integer dots), or token by token to what was there."""
         return self.values in DOTS
+
+    @property
+    def prefetch_locality(self) -> int:
+        """Two blocks of 64 positions must fit into a first cache of 32 KiB beside the rows; larger ones wait in the second cache."""
+        return 3 if 64 * (self.key_code_bytes + self.value_code_bytes) <= 6144 else 2
 
     def key_subs(self, dot: str) -> int:
         """Groups of 16 tokens that share a pass over q: two accumulators (planes of q) for each of them and head."""
