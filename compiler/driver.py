@@ -41,6 +41,7 @@ from mlsdc.runtime.memory_plan import LevelNeed, MemoryPlan, plan_memory
 from mlsdc.runtime.program import ProgramSpec
 from mlsdc.runtime.step import Limits
 from mlsdc.targets import TARGETS, make_target, target_names
+from mlsdc.targets.kv_support import refused_geometry
 
 if TYPE_CHECKING:
     from mlsdc.compiler.capture.torch_export import Captured
@@ -88,6 +89,8 @@ def compile_model(config: Config | Mapping[str, Any] | Path | str, output: Path 
         logging.getLogger("mlsdc").warning("mlsdc: warning: kv cache: %s", line)
     if module.target.kv is None:
         raise CompileError("the target level has no paged KV cache: `insert-paged-kv` is disabled, or found no attention")
+
+    check_support(config, module, targets)
 
     with staged(output) as folder:
         progress.stage("kernels")
@@ -219,6 +222,14 @@ def share_weights(module: Module) -> Module:
         shared = shared_weights(level, module.target)
         levels.append(replace(level, params={**level.params, "shared": shared}) if shared else level)
     return replace(module, levels=(*levels, module.target))
+
+
+def check_support(config: Config, module: Module, targets: Sequence[Target]) -> None:
+    """Raises ConfigError for a cache format that a target cannot run."""
+    for target in targets:
+        for level in module.levels:
+            if level.kv is not None and (why := refused_geometry(target.name, level.kv)):
+                config.fail("target.kv" if level is module.target else f"cascade: level {level.name}", f"{target.name} cannot run {why}")
 
 
 def plan_level_memory(config: Config, module: Module, limits: Limits, target: Target,
