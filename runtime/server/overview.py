@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 from mlsdc.runtime.statistics import Statistics
 
 if TYPE_CHECKING:
+    from mlsdc.runtime.kv_pool import KvPool
+    from mlsdc.runtime.pages import Pages
     from mlsdc.runtime.server.state import Server
 
 WINDOW_S = 60.0
@@ -61,7 +63,7 @@ def overview(server: Server) -> dict[str, Any]:
                    "by_position": [{"offered": d.offered, "rate": round(d.rate, 4)} for d in level.depths]}
             for name, level in list(total.levels.items())
         },
-        "kv": [{"level": "target", "pages": pool.num_pages, "used": pool.num_pages - pool.num_available, "page_size": pool.page_size}],
+        "kv": [*_kv("target", pool), *(kind for level in engine.drafting.levels for kind in _kv(level.name, getattr(level, "pool", None)))],
         "requests": [
             {"id": request.id, "prompt": request.num_prompt, "output": request.num_output, "pages": len(request.table.pages),
              "age_s": round(now - request.timings.submitted, 2), "steps": request.statistics.steps,
@@ -69,6 +71,17 @@ def overview(server: Server) -> dict[str, Any]:
             for request in running[:MAX_SHOWN]
         ],
     }
+
+
+def _kv(level: str, pool: KvPool | None) -> list[dict[str, Any]]:
+    """A level's pages, and the 16-bit ones beside them if its format is a grouped one. What other levels hold counts as used."""
+    if pool is None:
+        return []
+    kinds: list[tuple[str, Pages, int]] = [(level, pool, pool.page_size)]
+    if pool.wide is not None:
+        kinds.append((f"{level} tail", pool.wide, pool.wide.tail.page_size))
+    return [{"level": name, "pages": kind.num_pages, "used": kind.num_pages - kind.num_available, "page_size": size}
+            for name, kind, size in kinds]
 
 
 def _ms(seconds: float | None) -> float | None:
