@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from mlsdc.runtime.bench.report import Report
     from mlsdc.runtime.bench.spec import SpecReport
 
-VERBS = ("decode", "prefill", "verify", "startup", "spec", *cli_bench_serve.VERBS)
+VERBS = ("decode", "prefill", "verify", "startup", "spec", "gpu-check", *cli_bench_serve.VERBS)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -35,6 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rows", type=numbers, default=(1, 2, 4, 8), metavar="N[,N]", help="verify: rows of a step")
     parser.add_argument("--peer", metavar="llama-bench=PATH", help="decode, prefill: run this program in turn and print ratios")
     parser.add_argument("--peer-model", metavar="GGUF")
+    parser.add_argument("--reference", type=Path, metavar="ARTIFACT", help="gpu-check: the same model for this machine's CPU")
     parser.add_argument("--profile", action="store_true", help="time by kernel, too")
     parser.add_argument("--per-kind", type=int, metavar="N", help="spec: prompts of each kind (default: all)")
     parser.add_argument("--batch", type=int, default=1, metavar="N", help="spec: prompts at once")
@@ -43,6 +44,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--trace", type=Path, metavar="FILE", help="spec: write what the controller saw and chose, as JSON lines")
     cli_bench_serve.add_arguments(parser, numbers)
     parser.add_argument("--json", "--output-json", metavar="FILE", help="write everything as JSON, too; - prints it instead of the table")
+
+
+def gpu_check(args: argparse.Namespace) -> int:
+    """Exit code 1 where the card computes something else than the CPU."""
+    from mlsdc.compiler import gpu_check as check
+
+    if args.artifact is None:
+        raise MlsdcError("mlsdc bench gpu-check: expected an artifact")
+    found = check.gpu_check(args.artifact, args.reference, "cuda" if args.device == "auto" else args.device)
+    text = json.dumps(found.to_json(), indent=1) + "\n"
+    if args.json and args.json != "-":
+        Path(args.json).write_text(text, encoding="utf-8")
+    print(text if args.json == "-" else "\n".join(found.lines()))
+    return 0 if found.passed else 1
 
 
 def numbers(text: str) -> tuple[int, ...]:
@@ -63,6 +78,8 @@ def main(args: argparse.Namespace) -> int:
     for name in ("rounds", "tokens", "batch"):
         if getattr(args, name) < (2 if name == "tokens" else 1):
             raise MlsdcError(f"--{name}: {getattr(args, name)} is too few")
+    if args.what == "gpu-check":
+        return gpu_check(args)
     threads = len(os.sched_getaffinity(0)) if args.threads is None else args.threads
     peer = LlamaBench.parse(args.peer, args.peer_model, threads) if args.peer else None
     if peer is not None and args.what not in ("decode", "prefill"):

@@ -39,7 +39,7 @@ class Rig:
             self.memory = self.device.load_level(level.name, self._pages + self.limits.scratch_pages(size))
             self.engine = Engine(self.manifest, self.device, self.memory)
             self.forward = self.memory.programs["forward"]
-            self.stream = StreamRead(self.device)
+            self.stream = self.open_stream()
         except BaseException:
             self.device.close()
             raise
@@ -47,6 +47,10 @@ class Rig:
         tensors = self.artifact.weights(level.name).tensors
         self.weight_bytes = {name: info.end - info.begin for name, info in tensors.items()}
         self._rng = np.random.default_rng(seed)
+
+    def open_stream(self) -> StreamRead:
+        """The streaming read that figures are compared with. Raises DeviceError for a device that has none."""
+        return StreamRead(self.device)
 
     def __enter__(self) -> Rig:
         return self

@@ -179,6 +179,10 @@ class FakeCuda:
         to, at, count = number(target), number(source), number(size)
         return self._do(lambda: C.memmove(to, at, count), [(source, size)])
 
+    def cuMemcpyDtoDAsync_v2(self, target: Any, source: Any, size: Any, stream: Any) -> int:
+        to, at, count = number(target), number(source), number(size)
+        return self._do(lambda: C.memmove(to, at, count), [(target, size), (source, size)])
+
     # --- code ---
 
     def cuModuleLoadData(self, module: Any, image: bytes) -> int:
