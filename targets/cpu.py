@@ -183,8 +183,8 @@ def a8_args(value: str, rows_padded: int, k: int, fine: int = 0) -> tuple[CallAr
     return ValueRef(value), ValueRef(value, scales), ValueRef(value, corrections)
 
 
-A8_IN = ("XQ: i32", "SX: f32", "CS: i32")
-A8_OUT = ("YQ: i32", "YS: f32", "YC: i32")
+A8_IN = ("XQ: i32", "SX: f32", "CS: f32")
+A8_OUT = ("YQ: i32", "YS: f32", "YC: f32")
 HEADER = InputArg("header")
 
 

@@ -10,7 +10,8 @@ columns further on.
 
 bf16 weight [n, k], k even: the same blocks of 16 rows, 64 bytes for every two columns: [row][2].
 
-a8 activations [rows, k]: int32 words of 4 codes, then f32 scales, then int32 corrections (-128 * sum of the group's codes). Tiles of 8
+a8 activations [rows, k]: int32 words of 4 codes, then f32 scales, then f32 corrections (-128 * sum of the group's codes, a
+whole number). Tiles of 8
 rows; the last tile holds the rest, mt rows. Word of (row m, columns 4 w ..): tile * 2 k + w * mt + m; scale and correction of (row m,
 group g): tile * k / 4 + g * mt + m.
 a16: the second planes of the `fine` groups follow as more columns, behind k's padding, and are padded to 64 themselves.

@@ -204,7 +204,7 @@ def put_a8(value: A8, memory: Array, rows_padded: int) -> None:
     corrections = -128 * codes.reshape(rows, -1, GROUP).astype(np.int32).sum(-1)
     scales_at, corrections_at, end = a8_offsets(rows_padded, k)
     words, tops = memory[:scales_at].view(np.int32), memory[scales_at:corrections_at].view(np.float32)
-    sums = memory[corrections_at:end].view(np.int32)
+    sums = memory[corrections_at:end].view(np.float32)
     for row in range(rows):
         tile, m = divmod(row, 8)
         mt = min(8, rows - 8 * tile)
@@ -214,12 +214,12 @@ def put_a8(value: A8, memory: Array, rows_padded: int) -> None:
 
 
 def get_a8(memory: Array, type_: TensorType, rows: int) -> tuple[A8, Array]:
-    """An a8 value's codes and scales, padding columns included, and its corrections i32[rows, groups]."""
+    """An a8 value's codes and scales, padding columns included, and its corrections f32[rows, groups]."""
     assert isinstance(type_.shape[1], int)
     columns, rows_padded = padded(type_.shape[1], 64), a8_rows(type_)
     _, corrections_at, end = a8_offsets(rows_padded, columns)
-    sums = memory[corrections_at:end].view(np.int32)
-    corrections = np.empty((rows, columns // GROUP), np.int32)
+    sums = memory[corrections_at:end].view(np.float32)
+    corrections = np.empty((rows, columns // GROUP), np.float32)
     for row in range(rows):
         tile, m = divmod(row, 8)
         corrections[row] = sums[tile * columns // 4 + np.arange(columns // GROUP) * min(8, rows - 8 * tile) + m]
