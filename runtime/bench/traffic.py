@@ -11,7 +11,7 @@ from mlsdc.runtime.program import InputArg, PoolArg, ProgramSpec, WeightArg
 
 # kernels that read only the experts hit; their names say how many there are, and how many a row chooses
 EXPERTS = re.compile(r"expert_linear_.*_e(?P<experts>\d+)_s(?P<slots>\d+)_")
-WRITERS = ("append_kv", "commit")  # kernels that are given the pool to write to
+WRITERS = ("append_kv", "commit", "quantise_kv", "settle_kv")  # kernels that are given the pool to write to
 
 
 @dataclass(frozen=True)
@@ -44,5 +44,6 @@ def traffic(program: ProgramSpec, sizes: Mapping[str, int], vocab_size: int, geo
             read = read * min(count, rows * slots) // count
         weights += read * min(rows, vocab_size) // vocab_size if by_token else read
         if not launch.kernel.startswith(WRITERS):
-            layers |= {arg.pool for arg in launch.args if isinstance(arg, PoolArg)}
+            pools = [arg.pool for arg in launch.args if isinstance(arg, PoolArg)]  # of a grouped format, its wide pages come second
+            layers.update(pools[:1])
     return Traffic(weights, round(len(layers) * positions * geometry.bytes_per_token / geometry.num_layers))
