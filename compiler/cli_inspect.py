@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 from collections import Counter
 from collections.abc import Iterator
 
@@ -52,6 +53,8 @@ def summary(artifact: Artifact) -> Iterator[str]:
     yield f"{artifact.root.name}  (sha256 {artifact.sha256[:16]}, format {manifest.format})"
     yield f"model      {model.name}: {model.architecture}, {model.num_layers} layers, hidden {model.hidden_size}, {model.vocab_size} tokens"
     yield f"source     {model.source}, weights {model.weights_dtype}"
+    for what, names in json.loads(artifact.path("explain.json").read_text(encoding="utf-8")).get("weights", {}).items():
+        yield f"  packed   {len(names)} x {what}" + (f" ({', '.join(names[:3])})" if len(names) <= 3 else "")
     yield f"limits     {', '.join(f'{name} {value}' for name, value in vars(limits).items())}"
     yield f"plan       {plan.draft_tokens} drafted a step, at most {plan.max_draft_tokens}; off is always possible"
     for level in manifest.levels:

@@ -31,6 +31,7 @@ from mlsdc.compiler.pipeline import Pass, run_pipeline
 from mlsdc.compiler.progress import PassProgress, Progress, Silent
 from mlsdc.compiler.quality_gate import check_quality
 from mlsdc.compiler.text import print_graph
+from mlsdc.compiler.weight_origin import origins
 from mlsdc.compiler.weights import read_weight
 from mlsdc.passes import PassOptions, default_pipeline
 from mlsdc.passes.emit_program import emit_lowering, emit_program, merge_specs
@@ -110,7 +111,9 @@ def compile_model(config: Config | Mapping[str, Any] | Path | str, output: Path 
         for level in module.levels:
             if level.graphs:
                 write_text(folder, f"graph/{level.name}.ir", "\n".join(print_graph(graph) for graph in level.graphs.values()))
-        write_text(folder, "explain.json", json.dumps({"passes": explain.passes}, indent=1, sort_keys=True, default=str) + "\n")
+        packing = origins(weight_nodes(module.target), captured.weights)
+        facts = {"passes": explain.passes, "weights": packing}
+        write_text(folder, "explain.json", json.dumps(facts, indent=1, sort_keys=True, default=str) + "\n")
         write_text(folder, config_record.NAME, config_record.config_json(config, source.label))
         for name, data in {**counts, **{name: data for part in parts.values() for name, data in part.files.items()}}.items():
             write_bytes(folder, name, data)
