@@ -33,11 +33,13 @@ KEEP = 0.92  # of a request's own sums, a step
 KEEP_ALL = 0.995  # of the engine's
 PRIOR = 3.0  # steps of its own after which a request counts more than the engine
 DEPTHS = 8  # deeper ones count as this deep
-MARGIN = 1.01  # nodes must promise this much more than none
+MARGIN = 1.05  # nodes must promise this much more than none: a longer step also costs what is not measured
 WORTH_SHARE = 0.1
 FIRST_PAUSE, LONGEST_PAUSE = 8, 128  # steps until a level that did not pay is asked again
+KNOWN = 24  # proposals after which it is known what they are worth among so many sequences
 LEAST = 3  # nodes that are asked for if any are
 CERTAIN = 0.995
+LEAST_CHANCE = 0.04  # a row costs more than this part of a token everywhere
 MOST_KNOWN = 100.0  # steps that measured rates count as, at most
 
 
@@ -67,6 +69,7 @@ class Drafter:
     taken: float = -1.0  # moving average of nodes that were verified; -1: none yet
     pause: int = 0  # steps until it is asked again; 0: it drafts
     last_pause: int = 0
+    paused_at: int = 0  # sequences that decoded then
 
 
 @dataclass(frozen=True)
@@ -84,6 +87,8 @@ class Controller:
     def __init__(self, costs: Costs | None = None, *, trace: list[dict[str, Any]] | None = None) -> None:
         self.costs = Costs() if costs is None else costs
         self._all = {False: Rates(KEEP_ALL), True: Rates(KEEP_ALL)}
+        self._rows = 1  # of the last step
+        self._worth: dict[int, list[float]] = {}  # by log2 of the sequences: proposals judged, and what they saved in the mean
         self.trace = trace
 
     def know(self, rates: Iterable[Rate], names: Sequence[str]) -> None:
@@ -101,7 +106,20 @@ class Controller:
             self.trace.append({"event": "wish", "id": drafter.id, "budget": budget, "nodes": nodes})
         return nodes
 
+    def welcome(self, drafter: Drafter, sequences: int) -> bool:
+        """Whether a request that was never asked is asked now: not where so many sequences at once found that drafts do not pay."""
+        if self.trace is not None and not drafter.asked:
+            self.trace.append({"event": "welcome", "id": drafter.id, "sequences": sequences})
+        seen, worth = self._worth.get(sequences.bit_length(), (0.0, 0.0))
+        if drafter.asked or drafter.last_pause or seen < KNOWN or worth >= 0:
+            return True
+        drafter.last_pause, drafter.paused_at = FIRST_PAUSE, sequences
+        drafter.pause = FIRST_PAUSE + drafter.id % FIRST_PAUSE  # not all of them at once
+        return False
+
     def _wish(self, drafter: Drafter, budget: int) -> int:
+        if drafter.pause and 2 * self._rows <= drafter.paused_at:
+            drafter.pause = 0  # others are gone: rows are cheaper now
         if drafter.pause:
             drafter.pause -= 1
             if drafter.pause:
@@ -113,6 +131,7 @@ class Controller:
     def step(self, rows: int, context: int, seconds: float) -> None:
         """A step of `rows` rows was run, after `context` tokens a sequence in the mean."""
         self.costs.learn(rows, context, seconds)
+        self._rows = rows
         if self.trace is not None:
             self.trace.append({"event": "step", "rows": rows, "context": context, "seconds": seconds})
 
@@ -120,10 +139,12 @@ class Controller:
         """The trees to send: of each proposal a part that holds every node's parent. `rows` are sent in any case, by `sequences` sequences
         that decode, with `context` tokens before them in the mean; `draft_s` is what the proposals took."""
         chances = [self.chances(proposal) for proposal in proposals]
-        order = sorted(((-chance, i, node) for i, found in enumerate(chances) for node, chance in enumerate(found) if chance > 0))
+        order = sorted(
+            (-chance, i, node) for i, found in enumerate(chances) for node, chance in enumerate(found) if chance > LEAST_CHANCE)
         plain_s = self.costs.step_s(rows, context)
         best, best_speed, gain = 0, MARGIN * sequences / (draft_s + plain_s), 0.0
-        if self.costs.stale(rows):
+        stale = self.costs.stale(rows)
+        if stale:
             order = []  # what a step without drafts takes must be known to know what they cost
         for m, (chance, _, _) in enumerate(order, 1):
             gain -= chance
@@ -133,7 +154,8 @@ class Controller:
         kept: list[list[int]] = [[] for _ in proposals]
         for _, i, node in order[:best]:
             kept[i].append(node)
-        self._judge(proposals, kept, chances, plain_s, self.costs.step_s(rows + best, context) - plain_s, sequences, draft_s)
+        if not stale:
+            self._judge(proposals, kept, chances, plain_s, self.costs.step_s(rows + best, context) - plain_s, sequences, draft_s)
         trees = [part(proposal.tree, nodes) for proposal, nodes in zip(proposals, kept, strict=True)]
         if self.trace is not None:
             made = [{"id": p.drafter.id, "tokens": p.tree.tokens, "parents": p.tree.parents, "logq": p.tree.logq, "levels": p.tree.levels,
@@ -170,12 +192,16 @@ class Controller:
             drafter = proposal.drafter
             saved = token_s * sum(found[node] for node in taken) - more_s * len(taken) / nodes - draft_s / len(proposals)
             drafter.asked += 1
+            everyone = self._worth.setdefault(sequences.bit_length(), [0.0, 0.0])
+            everyone[0] = min(everyone[0] + 1, KNOWN * 4)
+            everyone[1] += (saved - everyone[1]) / everyone[0]
             drafter.worth += (saved - drafter.worth) * max(WORTH_SHARE, 1 / drafter.asked)
             drafter.taken = len(taken) if drafter.taken < 0 or drafter.last_pause else drafter.taken + 0.25 * (len(taken) - drafter.taken)
             if saved > 0 and drafter.last_pause:  # a probe that paid
                 drafter.worth, drafter.last_pause = saved, 0
             elif drafter.last_pause or (drafter.asked >= FIRST_PAUSE and drafter.worth < 0):
                 drafter.last_pause = drafter.pause = min(LONGEST_PAUSE, max(FIRST_PAUSE, 2 * drafter.last_pause))
+                drafter.paused_at = sequences
 
     def learn(self, proposal: Proposal, committed: Sequence[int]) -> None:
         """Score a proposal, whole as it was, against the tokens that came."""
@@ -231,6 +257,8 @@ def replay(trace: Sequence[Mapping[str, Any]], costs: Costs | None = None) -> li
                 for made in event["proposals"]]
             last.update((proposal.drafter.id, proposal) for proposal in proposals)
             controller.choose(proposals, event["rows"], event["sequences"], event["context"], event["draft_s"])
+        elif event["event"] == "welcome":
+            controller.welcome(drafter(event["id"]), event["sequences"])
         elif event["event"] == "wish":
             controller.wish(drafter(event["id"]), event["budget"])
         elif event["event"] == "learn":

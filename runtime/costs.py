@@ -14,6 +14,7 @@ from dataclasses import dataclass
 SHARE = 0.05  # of a new measurement in a correction
 BOUND = 2.0  # a measurement further off than this factor counts as that far off: the machine did something else, too
 TRIED, STALE = 3, 400  # steps until a range of rows counts as known, and as long not seen
+RANGES = 16
 ROUND = 128  # contexts are priced in steps of it
 
 
@@ -40,6 +41,14 @@ DEFAULT = CostTable(
     {})
 
 
+def _range(rows: int) -> int:
+    """Steps that share a correction: of 1, 2, 3-4, 5-8, 9-12, 13-16, 17-24, 25-32, then twice as many each."""
+    if rows <= 2:
+        return rows
+    return min(2 + (rows - 1).bit_length() - 1, 4) if rows <= 8 else min(4 + (rows - 5) // 4, 7) if rows <= 16 else (
+        8 + (rows > 24) if rows <= 32 else min(4 + (rows - 1).bit_length(), RANGES - 1))
+
+
 def _line(xs: Sequence[int], ys: Sequence[float], x: float) -> float:
     """Through the points, on the last two lines beyond them."""
     if len(xs) == 1:
@@ -53,9 +62,9 @@ class Costs:
 
     def __init__(self, table: CostTable = DEFAULT) -> None:
         self.table = table
-        self._factors: list[float] = [1.0] * 12  # of steps of 2^i .. 2^(i+1) - 1 rows
-        self._seen = [0] * 12
-        self._last = [0] * 12  # the step that last had so many rows
+        self._factors: list[float] = [1.0] * RANGES
+        self._seen = [0] * RANGES
+        self._last = [0] * RANGES  # the step that last had so many rows
         self._scale = 1.0  # of ranges that were never seen
         self._steps = 0
         self._cache: dict[int, list[float]] = {}  # context -> uncorrected seconds by rows
@@ -66,7 +75,7 @@ class Costs:
 
     def stale(self, rows: int) -> bool:
         """Whether steps of so many rows should be tried: there were hardly any, or none for long."""
-        i = min(rows.bit_length() - 1, len(self._factors) - 1)
+        i = _range(rows)
         return self._seen[i] < TRIED or self._steps - self._last[i] >= STALE
 
     def learn(self, rows: int, context: int, seconds: float) -> None:
@@ -75,7 +84,7 @@ class Costs:
             return
         ratio = seconds / self._raw(rows, context)
         self._steps += 1
-        i = min(rows.bit_length() - 1, len(self._factors) - 1)
+        i = _range(rows)
         if self._seen[i] >= TRIED:
             ratio = min(max(ratio, self._factors[i] / BOUND), self._factors[i] * BOUND)
         self._scale += (ratio - self._scale) * max(SHARE, 1 / self._steps)
@@ -85,7 +94,7 @@ class Costs:
 
     def _factor(self, rows: int) -> float:
         """Of the row's range, as far as it is known, else the scale of all."""
-        i = min(rows.bit_length() - 1, len(self._factors) - 1)
+        i = _range(rows)
         weight = min(1.0, self._seen[i] / TRIED)
         return weight * self._factors[i] + (1 - weight) * self._scale
 

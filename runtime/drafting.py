@@ -37,6 +37,7 @@ class Drafting:
         self._names = (*(level.name for level in manifest.levels), "grammar")  # forced tokens count as a level of their own
         self._drafters: dict[int, Drafter] = {}  # by request id
         self._asked: dict[int, tuple[Proposal, int]] = {}  # this step's proposals, and how many tokens their requests had
+        self._choose_s = 2e-5  # what choosing takes for a proposal, a moving average: drafting costs that, too
         self._step: tuple[int, int, float] | None = None  # rows, context and start of the step that runs
 
     def take(self, plan: PlanFile | None, why: str) -> None:
@@ -55,7 +56,7 @@ class Drafting:
         decoding = [item for item in items if item.decodes]
         rows, sequences = sum(item.rows for item in items), len(decoding)
         context = sum(item.request.num_computed for item in decoding) // max(1, sequences)
-        wanted = [item for item in decoding if item.budget]
+        wanted = [item for item in decoding if item.budget and self.controller.welcome(self._drafter(item.request), sequences)]
         if wanted:
             start = self.clock()
             states = [self._state(item.request) for item in wanted]
@@ -64,7 +65,9 @@ class Drafting:
                 Proposal(self._drafter(item.request), tree, item.request.params.temperature > 0)
                 for item, tree in zip(wanted, trees, strict=True) if self._fits(item, tree)]
             able = [item for item, tree in zip(wanted, trees, strict=True) if self._fits(item, tree)]
-            kept = self.controller.choose(proposals, rows, sequences, context, self.clock() - start)
+            proposed = self.clock()
+            kept = self.controller.choose(proposals, rows, sequences, context, proposed - start + self._choose_s * len(proposals))
+            self._choose_s += 0.1 * ((self.clock() - proposed) / max(1, len(proposals)) - self._choose_s)
             for item, proposal, tree in zip(able, proposals, kept, strict=True):
                 item.tree = tree
                 self._asked[item.request.id] = proposal, len(item.request.tokens)
@@ -98,10 +101,6 @@ class Drafting:
 
     def committed(self, item: StepItem, accepted: Sequence[int]) -> None:
         """The target chose: `accepted` are the indices of the nodes of the item's tree that were committed."""
-        if self._step is not None:
-            rows, context, start = self._step
-            self._step = None
-            self.controller.step(rows, context, self.clock() - start)
         request, tree = item.request, item.tree
         if self.level is not None and request.budget:
             asked = self._asked.pop(request.id, None)
@@ -114,6 +113,13 @@ class Drafting:
             return
         names = [self._names[i] for i in tree.levels or (0,) * len(tree)]
         request.statistics.count_step(names, tree.depths(), set(accepted))
+
+    def done(self) -> None:
+        """The step is over: what it took since its drafts is what its rows cost."""
+        if self._step is not None:
+            rows, context, start = self._step
+            self._step = None
+            self.controller.step(rows, context, self.clock() - start)
 
     def end(self, request: Request) -> None:
         """The request is over: forget what was kept for it."""

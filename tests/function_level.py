@@ -31,6 +31,9 @@ class SendAll(Controller):
     def choose(self, proposals: Sequence[Proposal], rows: int, sequences: int, context: int, draft_s: float) -> list[Tree]:
         return [proposal.tree for proposal in proposals]
 
+    def welcome(self, drafter: Drafter, sequences: int) -> bool:
+        return True
+
     def wish(self, drafter: Drafter, budget: int) -> int:
         return budget
 
