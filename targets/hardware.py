@@ -29,7 +29,6 @@ GPUS = {gpu.name: gpu for gpu in (
     Gpu("b200", sm=100, shared_bytes=227 * KIB),
     Gpu("h200", sm=90, shared_bytes=227 * KIB),
     Gpu("h100", sm=90, shared_bytes=227 * KIB),
-    Gpu("rtx5090", sm=120, shared_bytes=99 * KIB),
     Gpu("l40s", sm=89, shared_bytes=99 * KIB),
     Gpu("rtx4090", sm=89, shared_bytes=99 * KIB),
     Gpu("a10", sm=86, shared_bytes=99 * KIB),

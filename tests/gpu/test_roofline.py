@@ -53,7 +53,7 @@ def test_a_smaller_format_reads_less() -> None:
 
 
 def test_every_gpu_target_has_its_machine() -> None:
-    assert set(GPUS) == set(MACHINES)
+    assert set(GPUS) <= set(MACHINES)
 
 
 def test_a_chain_of_none_gives_one_token_and_of_one_the_rate_more() -> None:
