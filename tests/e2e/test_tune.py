@@ -71,7 +71,7 @@ def test_a_broken_plan_is_one_line(tuned: Path, tmp_path: Path, text: str, messa
 
 
 @pytest.mark.parametrize("change", [
-    {"rows": [2, 1]}, {"rows": []}, {"seconds": [[1.0]]}, {"seconds": "x"}, {"contexts": [1]},
+    {"rows": [2, 1]}, {"rows": []}, {"seconds": [[1.0]]}, {"seconds": "x"}, {"contexts": [1, 2, 3]},
 ])
 def test_costs_that_are_none_are_refused(tuned: Path, tmp_path: Path, change: dict[str, object]) -> None:
     raw = json.loads(plan_path(tuned).read_text())
