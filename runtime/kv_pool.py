@@ -103,10 +103,7 @@ class KvPool(Pages):
 
     def can_fork(self, parent: PageTable, num_tokens: int, written: int, num_scratch: int = 0) -> bool:
         """Whether `fork` would succeed while the parent has `written` tokens, and an `append` of one token after it."""
-        if self.wide is None:
-            return self.source.can_take({self: num_scratch + 1})
-        needs = {self: 1, self.wide: num_scratch + self.wide.tail.num_pages}
-        return self.can_share(parent, num_tokens, written) and self.source.can_take(needs)
+        return self.can_share(parent, num_tokens, written) and self.source.can_take(self._fork_and_one(num_scratch))
 
     def fork(self, parent: PageTable, num_tokens: int, num_scratch: int = 0) -> PageTable:
         """A table that shares the parent's pages of its first `num_tokens` positions, with a scratch slab of its own.
@@ -116,6 +113,7 @@ class KvPool(Pages):
         needs = self._needs(0, num_scratch, num_tokens)
         if not self.source.can_take(needs):
             raise self._full("a fork")
+        following = self._fork_and_one(num_scratch)  # no other level may take what the `append` after it needs
         table = PageTable(parent.pages[: self.pages_for(num_tokens)], num_cached=num_tokens, forked=True, num_first=num_tokens,
                           checkpoint=num_tokens // self.page_size * self.page_size)
         parent.forked = True
@@ -124,7 +122,7 @@ class KvPool(Pages):
         if parent.num_sealed * self.page_size <= num_tokens:  # else `seal` finds the chain again, from the start
             table.num_sealed, table.chain = parent.num_sealed, parent.chain
         self._tables[table] = None
-        with self.source.reserving(needs):
+        with self.source.reserving(following if self.source.can_take(following) else needs):
             self._fill(table, num_tokens, num_scratch)
             if self.wide is not None:
                 self.wide.copy_tail(parent, table, num_tokens)
@@ -237,6 +235,10 @@ class KvPool(Pages):
             return {self: num_pages + num_scratch}
         tail = self.wide.tail
         return {self: num_pages, self.wide: num_scratch + min(-(-room // tail.page_size), tail.num_pages) - kept}
+
+    def _fork_and_one(self, num_scratch: int) -> dict[Pages, int]:
+        """What a fork takes, and at most an `append` of one token after it."""
+        return {self: num_scratch + 1} if self.wide is None else {self: 1, self.wide: num_scratch + self.wide.tail.num_pages}
 
     def _growth(self, table: PageTable, room: int, written: int) -> dict[Pages, int]:
         needs: dict[Pages, int] = {
