@@ -83,7 +83,8 @@ def cascade(artifact: Artifact, passes: Mapping[str, Any], measured: Mapping[str
 
 def cache(level: LevelInfo, kv: KvGeometry, tokens: int) -> Iterator[str]:
     yield f"cache of {level.name}"
-    yield f"  {kv.format}, {kv.kv.bits_per_element(kv.page_size, kv.head_dim):g} bits an element: {kv.bytes_per_token:.0f} bytes a token, " \
+    bits = kv.kv.bits_per_element(kv.page_size, kv.head_dim)
+    yield f"  {kv.format}, {bits:g} bits an element: {kv.bytes_per_token:.0f} bytes a token, " \
           f"{kv.bytes_per_token * tokens / 2**20:.1f} MiB for {tokens} tokens; chosen by target.kv.dtype in the model.yaml"
     others = [KvGeometry(name, kv.page_size, kv.num_layers, kv.num_kv_heads, kv.head_dim) for name in FORMATS if name != kv.format]
     yield from (f"  {other.format} would take {other.bytes_per_token:.0f} bytes a token" for other in others)

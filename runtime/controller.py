@@ -141,21 +141,22 @@ class Controller:
         chances = [self.chances(proposal) for proposal in proposals]
         order = sorted(
             (-chance, i, node) for i, found in enumerate(chances) for node, chance in enumerate(found) if chance > LEAST_CHANCE)
-        plain_s = self.costs.step_s(rows, context)
+        seconds = self.costs.line(rows, len(order), context)
+        plain_s = seconds[0]
         best, best_speed, gain = 0, MARGIN * sequences / (draft_s + plain_s), 0.0
         stale = self.costs.stale(rows)
         if stale:
             order = []  # what a step without drafts takes must be known to know what they cost
         for m, (chance, _, _) in enumerate(order, 1):
             gain -= chance
-            speed = (sequences + gain) / (draft_s + self.costs.step_s(rows + m, context))
+            speed = (sequences + gain) / (draft_s + seconds[m])
             if speed > best_speed:
                 best, best_speed = m, speed
         kept: list[list[int]] = [[] for _ in proposals]
         for _, i, node in order[:best]:
             kept[i].append(node)
         if not stale:
-            self._judge(proposals, kept, chances, plain_s, self.costs.step_s(rows + best, context) - plain_s, sequences, draft_s)
+            self._judge(proposals, kept, chances, plain_s, seconds[best] - plain_s, sequences, draft_s)
         trees = [part(proposal.tree, nodes) for proposal, nodes in zip(proposals, kept, strict=True)]
         if self.trace is not None:
             made = [{"id": p.drafter.id, "tokens": p.tree.tokens, "parents": p.tree.parents, "logq": p.tree.logq, "levels": p.tree.levels,

@@ -10,6 +10,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 SHARE = 0.05  # of a new measurement in a correction
 BOUND = 2.0  # a measurement further off than this factor counts as that far off: the machine did something else, too
@@ -33,7 +34,7 @@ class CostTable:
         return max(1e-9, _line(self.contexts, by_context, context)) if len(by_context) > 1 else by_context[0]
 
 
-# `mlsdc tune` of examples/smollm2.yaml (int8, bf16 cache) on two Zen 4 cores: what is taken for a CPU before anything is measured
+# By hand, after bench runs of examples/smollm2.yaml (int8, bf16 cache) on two Zen 4 cores: taken for a CPU before anything is measured
 DEFAULT = CostTable(
     (256, 1024), (1, 2, 3, 4, 6, 8, 9, 12, 16, 17, 32),
     ((4.4e-3, 4.45e-3, 4.8e-3, 5.2e-3, 6.1e-3, 7.0e-3, 8.8e-3, 10.2e-3, 12.4e-3, 13.4e-3, 23.0e-3),
@@ -41,6 +42,7 @@ DEFAULT = CostTable(
     {})
 
 
+@cache
 def _range(rows: int) -> int:
     """Steps that share a correction: of 1, 2, 3-4, 5-8, 9-12, 13-16, 17-24, 25-32, then twice as many each."""
     if rows <= 2:
@@ -73,6 +75,13 @@ class Costs:
         """Seconds of a step of `rows` rows, after `context` tokens a sequence in the mean."""
         return self._raw(rows, context) * self._factor(rows)
 
+    def line(self, rows: int, more: int, context: int) -> list[float]:
+        """`step_s` of `rows`, `rows` + 1, … `rows` + `more` rows: a choice looks at all of them, every step."""
+        self._raw(rows + more, context)
+        raw = self._cache[context // ROUND]
+        factors = [self._factor_of(i) for i in range(RANGES)]
+        return [raw[r] * factors[_range(r)] for r in range(rows, rows + more + 1)]
+
     def stale(self, rows: int) -> bool:
         """Whether steps of so many rows should be tried: there were hardly any, or none for long."""
         i = _range(rows)
@@ -93,8 +102,10 @@ class Costs:
         self._factors[i] += (ratio - self._factors[i]) * max(SHARE, 1 / self._seen[i])
 
     def _factor(self, rows: int) -> float:
-        """Of the row's range, as far as it is known, else the scale of all."""
-        i = _range(rows)
+        return self._factor_of(_range(rows))
+
+    def _factor_of(self, i: int) -> float:
+        """Of a range of rows, as far as it is known, else the scale of all."""
         weight = min(1.0, self._seen[i] / TRIED)
         return weight * self._factors[i] + (1 - weight) * self._scale
 
