@@ -18,8 +18,9 @@ from mlsdc.passes.names import free
 class EvenHeads(GraphPass):
     """attention(q, k, v) => slice(attention(pad(q), pad(k), pad(v))) where other layers have more kv heads.
 
-    Before (layer 0; the most kv heads of a layer are 5)::
+    Before::
 
+        # the most kv heads of a layer are 5
         %a = attention(%q, %k, %v) : f32[rows, 12, 64]          with %k : f32[rows, 3, 64]
 
     After::

@@ -56,8 +56,11 @@ def continued(found: Captured, graph: Graph, prompt: torch.Tensor) -> list[int]:
 
 
 def shapes(graph: Graph) -> list[tuple[str, str]]:
-    """Every node's op, its numbers to six digits, and its type; of a weight the type alone, its tensors have other names."""
-    ops = (("weight" if isinstance(node.op, Weight) else repr(node.op), repr(node.type)) for node in graph)
+    """Every node's op, its numbers to six digits, and its type; of a weight the type alone, its tensors have other names.
+
+    Of a norm the offset of its weight is left out: exporters add it to some weights, and numbers are compared anyway.
+    """
+    ops = (("weight" if isinstance(node.op, Weight) else re.sub(r"offset=\d", "", repr(node.op)), repr(node.type)) for node in graph)
     return sorted((re.sub(r"\d+\.\d+(e-\d+)?", lambda number: f"{float(number[0]):.6g}", op), type_) for op, type_ in ops)
 
 
