@@ -211,7 +211,8 @@ def test_closing_ends_streams_with_an_error_and_the_thread() -> None:
         tasks = [asyncio.create_task(engine.generate([i], few(90))) for i in range(3)]
         await gate.wait()
         closing = asyncio.create_task(engine.aclose())
-        await asyncio.sleep(0)
+        while not engine._stopping:  # its thread may come late; steps of the fake device are soon over
+            await asyncio.sleep(0)
         gate.let(always=True)
         await closing
         for task in tasks:

@@ -22,7 +22,7 @@ def test_two_thousand_requests_on_the_fake_device(level: str) -> None:
     report = run_load(engine, asked, [continuation(prompt, 20) for prompt in asked], 2000)
     assert (report.requests, report.wrong, report.leaked_pages) == (2000, 0, 0)
     assert report.aborted > 500
-    assert report.preemptions > 100
+    assert report.preemptions > 50
     assert report.cached_tokens > 1000
     assert report.owned_mean > 0.7
     assert report.owned_max > 0.95
