@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlsdc.compiler.capture.gguf_blocks import GGML_TYPES, BlockType
+from mlsdc.compiler.capture.mapped import Mapped
 from mlsdc.compiler.errors import CaptureError
 
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
@@ -38,9 +39,10 @@ class GgufFile:
     def __init__(self, path: Path) -> None:
         self.where = path.name
         try:
-            self._bytes: NDArray[np.uint8] = np.memmap(path, dtype=np.uint8, mode="r")
+            self._file = Mapped(path)
         except (OSError, ValueError) as error:
             raise CaptureError(f"{self.where}: cannot be read: {error}") from None
+        self._bytes = self._file.bytes
         self._buffer = memoryview(self._bytes)  # type: ignore[arg-type]  # numpy arrays are buffers
         self._at = 0
         self.metadata: dict[str, Any] = {}
@@ -48,7 +50,8 @@ class GgufFile:
         self._parse()
 
     def raw(self, name: str) -> NDArray[np.uint8]:
-        """The tensor's bytes, mapped."""
+        """The tensor's bytes, mapped; those of the tensors before it are given back."""
+        self._file.forget()
         tensor = self.tensors[name]
         return self._bytes[tensor.offset : tensor.offset + tensor.num_bytes]
 

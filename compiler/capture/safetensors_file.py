@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mlsdc.compiler.capture.mapped import Mapped
 from mlsdc.compiler.capture.source import checked
 from mlsdc.compiler.errors import CaptureError
 
@@ -21,9 +22,10 @@ class SafetensorsFile:
     def __init__(self, path: Path) -> None:
         self.where = path.name
         try:
-            self._bytes: NDArray[np.uint8] = np.memmap(path, dtype=np.uint8, mode="r")
+            self._file = Mapped(path)
         except (OSError, ValueError) as error:
             raise CaptureError(f"{self.where}: cannot be read: {error}") from None
+        self._bytes = self._file.bytes
         length = int.from_bytes(bytes(self._bytes[:8]), "little")
         if len(self._bytes) < 8 or length > len(self._bytes) - 8:
             raise CaptureError(f"{self.where}: header of {length} bytes, the file has {len(self._bytes)}: it was cut short; fetch it again")
@@ -56,5 +58,11 @@ class SafetensorsFile:
         if dtype not in _DTYPES:
             raise CaptureError(f"{self.where}: tensor '{name}' has dtype {dtype}; known are {', '.join(_DTYPES)}")
         stored = self._bytes[self._start + begin : self._start + end].view(_DTYPES[dtype]).reshape(shape)
-        values = (stored.astype(np.uint32) << 16).view(np.float32) if dtype == "BF16" else stored.astype(np.float32)
+        if dtype == "BF16":
+            wide = stored.astype(np.uint32)
+            wide <<= 16
+            values = wide.view(np.float32)
+        else:
+            values = stored.astype(np.float32)
+        self._file.forget()
         return checked(values, self.where, name)
