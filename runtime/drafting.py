@@ -53,6 +53,8 @@ class Drafting:
         if level is None:
             return
         self._asked.clear()
+        if not any(item.request.budget for item in items):  # nobody speculates: a plain engine's step (law L4)
+            return
         decoding = [item for item in items if item.decodes]
         rows, sequences = sum(item.rows for item in items), len(decoding)
         context = sum(item.request.num_computed for item in decoding) // max(1, sequences)

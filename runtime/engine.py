@@ -168,13 +168,15 @@ class Engine:
         buffers = self._memory.buffers
         choices = buffers.choices[: buffers.header[Header.OUT]].tolist()
         copies = CommitList(buffers)
+        read = self.drafting.reads_target
         firsts: list[int] = []  # of each item: its first position in this step
         committed: list[Sequence[int]] = []  # and its rows that are committed
         for seq, item in enumerate(items):
             request, tree = item.request, item.tree
-            row = int(buffers.seq_row[seq])
-            firsts.append(request.num_computed)
-            committed.append(range(row, row + item.rows))
+            if read:
+                row = int(buffers.seq_row[seq])
+                firsts.append(request.num_computed)
+                committed.append(range(row, row + item.rows))
             if item.outs and request.wants_prompt_logprobs:
                 self._report_prompt(item)
             if not item.wants_choice:
@@ -189,13 +191,14 @@ class Engine:
                 request.logprobs += (self._logprobs(first + row, request.params.logprobs) for row in rows)
             if tree:
                 copies.add(item, nodes[: kept - 1])
-                committed[-1] = (row, *(row + node + 1 for node in nodes[: kept - 1]))
+                if read:
+                    committed[-1] = (row, *(row + node + 1 for node in nodes[: kept - 1]))
             if item.decodes:
                 self.drafting.committed(item, nodes[:kept])
             else:
                 request.statistics.prefill_rows += item.rows
             request.num_computed += item.rows + kept - 1
-        if self.drafting.reads_target:
+        if read:
             self.drafting.stepped(items, firsts, committed)
         if copies.write():
             self._commit.run()

@@ -130,6 +130,8 @@ class KvPool(Pages):
 
     def can_append(self, table: PageTable, room: int, written: int) -> bool:
         """Whether `append` with the same arguments would succeed."""
+        if self._has_room(table, room):
+            return True
         needs = self._growth(table, room, written)
         return not any(needs.values()) or self.source.can_take(needs)
 
@@ -138,6 +140,8 @@ class KvPool(Pages):
 
         Raises CapacityError, changing nothing.
         """
+        if self._has_room(table, room):
+            return
         needs = self._growth(table, room, written)
         if any(needs.values()) and not self.source.can_take(needs):
             raise self._full(f"{room} tokens")
@@ -239,6 +243,10 @@ class KvPool(Pages):
     def _fork_and_one(self, num_scratch: int) -> dict[Pages, int]:
         """What a fork takes, and at most an `append` of one token after it."""
         return {self: num_scratch + 1} if self.wide is None else {self: 1, self.wide: num_scratch + self.wide.tail.num_pages}
+
+    def _has_room(self, table: PageTable, room: int) -> bool:
+        """Nothing is to be done: most steps of most sequences, so this is looked at first."""
+        return not table.forked and self.wide is None and len(table.pages) * self.page_size >= room
 
     def _growth(self, table: PageTable, room: int, written: int) -> dict[Pages, int]:
         needs: dict[Pages, int] = {

@@ -110,7 +110,8 @@ class Scheduler:
                 items.append(item)
                 rows -= item.rows
                 outs -= item.logit_rows
-        self.pacer.step(time.perf_counter(), sum(item.rows for item in items[decoding:]), decoding=decoding > 0)
+        if self.pacer.stretch is not None:
+            self.pacer.step(time.perf_counter(), sum(item.rows for item in items[decoding:]), decoding=decoding > 0)
         return items
 
     def _decode(self) -> list[StepItem]:
