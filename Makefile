@@ -45,6 +45,6 @@ clean:
 	@touch $@
 
 .venv/dev.stamp: .venv/demo.stamp
-	$(PIP) -e '.[compile,nvidia,server,dev]'
+	$(PIP) -e '.[compile,nvidia,plot,server,dev]'
 	mkdir -p .typing && ln -sfn .. .typing/mlsdc
 	@touch $@
