@@ -159,6 +159,17 @@ class KvPool(Pages):
             if self.wide is not None:
                 self.wide.grow(table, written, room)
 
+    def hold(self, table: PageTable, room: int, num_scratch: int) -> tuple[PageTable, bool]:
+        """A drafting level's table with `room` positions of its own, a new one if it is empty; False if there is no room."""
+        if not table.pages:
+            if not self.can_allocate((), room, num_scratch):
+                return table, False
+            table = self.allocate((), room, num_scratch)
+        if not self.can_append(table, room, 0):
+            return table, False
+        self.append(table, room, 0)
+        return table, True
+
     def prepare(self, table: PageTable, start: int, end: int) -> None:
         """Positions start .. end - 1, which the table has room for, are about to be written as committed rows. Never fails."""
         if self.wide is not None:

@@ -156,15 +156,9 @@ class ModelLevel(DecoderLevel):
             if state.fed > state.base:
                 self.counters["restarts"] += 1
             state.base = state.fed = max(0, len(state.tokens) - max(1, self.context // 2))
-        scratch, count = self.buffers.limits.scratch_pages(self.pool.page_size), len(state.tokens) - state.base
-        if not state.table.pages:
-            if not self.pool.can_allocate((), count, scratch):
-                return False
-            state.table = self.pool.allocate((), count, scratch)
-        if not self.pool.can_append(state.table, count, 0):
-            return False
-        self.pool.append(state.table, count, 0)
-        return True
+        scratch = self.buffers.limits.scratch_pages(self.pool.page_size)
+        state.table, held = self.pool.hold(state.table, len(state.tokens) - state.base, scratch)
+        return held
 
     def begin(self, states: Sequence[LevelState], budgets: Sequence[int], below: Sequence[Tree]) -> list[Growth]:
         owners = [state for state in states if isinstance(state, ModelState)]

@@ -80,15 +80,8 @@ class EagleLevel(HeadLevel, GrowingLevel):
         if state.fed < state.kept_from or state.kept_to - state.base > self.context:
             state.restart()
         scratch = self.buffers.limits.scratch_pages(self.pool.page_size)
-        count = state.kept_to - state.base
-        if not state.table.pages:
-            if not self.pool.can_allocate((), count, scratch):
-                return False
-            state.table = self.pool.allocate((), count, scratch)
-        if not self.pool.can_append(state.table, count, 0):
-            return False
-        self.pool.append(state.table, count, 0)
-        return True
+        state.table, held = self.pool.hold(state.table, state.kept_to - state.base, scratch)
+        return held
 
     def _catch_up(self, states: Sequence[EagleState]) -> list[tuple[Array, Array, Array]]:
         """Rows of what was committed since; of each request's last row: log probabilities, tokens, hidden state."""
