@@ -289,7 +289,7 @@ class ChannelKeys(_Parts):
         key_bytes(block[:size], head_dim // self.parts)[:] = self.pack(codes).reshape(-1, LANES, head_dim // self.parts // 4, 4)
 
     def store(self, block: Bytes, slot: int, x: F32) -> None:
-        raise NotImplementedError(f"{self.name} keys are written a page at a time")
+        raise TypeError(f"{self.name} keys are written a page at a time")
 
     def load(self, block: Bytes, head_dim: int) -> F32:
         page_size = (len(block) - 4 * head_dim) * self.parts // head_dim

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,7 +57,7 @@ def rope(x: Tensor, table: tuple[Tensor, Tensor]) -> Tensor:
     return torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
 
 
-class Head(nn.Module):
+class Head(nn.Module, ABC):
     """Base: parameters by canonical name, dots as underscores."""
 
     config: EagleConfig | MedusaConfig
@@ -80,9 +81,9 @@ class Head(nn.Module):
     def tensors(self) -> dict[str, Tensor]:
         return {name.replace("__", "."): value.detach() for name, value in self.named_parameters()}
 
+    @abstractmethod
     def losses(self, batch: Batch) -> tuple[Tensor, list[tuple[int, int]]]:
         """The loss, and per depth (right, counted): how often the first guess was the text."""
-        raise NotImplementedError
 
     def guessed(self, logits: Tensor, batch: Batch, shift: int) -> tuple[Tensor, tuple[int, int]]:
         """Cross entropy of logits[b, m, draft_vocab], whose entry t guesses token t + shift; and (right, counted)."""

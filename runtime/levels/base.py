@@ -60,12 +60,16 @@ class Level(ABC):
         """The trees of several requests at once: a level with programs runs them for all together. Same contract as `propose`."""
         return [state.propose(budget) for state, budget in zip(states, budgets, strict=True)]
 
-    def propose_above(self, states: Sequence[LevelState], budgets: Sequence[int], below: Sequence[Tree]) -> list[Tree]:
-        """The same for a level that verifies another one: `below` are that one's trees, which it judges and extends."""
-        raise NotImplementedError(f"level '{self.name}' of kind '{self.kind}' cannot verify a level below it")
-
     def stepped(self, states: Sequence[LevelState | None], firsts: Sequence[int], rows: Sequence[Sequence[int]]) -> None:
         """The target has run a step: of its item i, rows `rows[i]` of the step are committed, at positions `firsts[i]` and on.
 
         The target's taps hold their hidden states until its next run. A level that reads none ignores this.
         """
+
+
+class Verifier(Level):
+    """A level that can stand above another one."""
+
+    @abstractmethod
+    def propose_above(self, states: Sequence[LevelState], budgets: Sequence[int], below: Sequence[Tree]) -> list[Tree]:
+        """`propose_all`, where `below` are the trees of the level below: it judges and extends them."""

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from mlsdc.runtime.errors import ArtifactError
 from mlsdc.runtime.kv_pool import PageTable
-from mlsdc.runtime.levels.base import Level, LevelState
+from mlsdc.runtime.levels.base import Level, LevelState, Verifier
 from mlsdc.runtime.manifest import LevelInfo
 from mlsdc.runtime.tree import EMPTY, MAX_NODES, Tree
 
@@ -40,7 +40,17 @@ def compose(levels: Sequence[Level], infos: Sequence[LevelInfo], target: str) ->
             raise ArtifactError(f"levels {names}: they verify each other in a circle; compile again")
         wanted = infos[found[0]].name
     stages.reverse()
-    return stages[0] if len(stages) == 1 else StackedLevel(stages)
+    return stack(stages)
+
+
+def stack(levels: Sequence[Level]) -> Level:
+    """Levels of which each verifies the one before it. Raises ArtifactError for one that cannot."""
+    lowest, *above = levels
+    verifiers = [level for level in above if isinstance(level, Verifier)]
+    for level in above:
+        if level not in verifiers:
+            raise ArtifactError(f"level '{level.name}': a '{level.kind}' level cannot verify the level below it; compile again")
+    return StackedLevel(lowest, verifiers) if verifiers else lowest
 
 
 class ComposedState(LevelState):
@@ -78,18 +88,18 @@ class StackedLevel(Level):
 
     kind = "stack"
 
-    def __init__(self, levels: Sequence[Level]) -> None:
-        self.levels = tuple(levels)
-        self.name = ">".join(level.name for level in levels)
-        self.reads_target = any(level.reads_target for level in levels)
+    def __init__(self, lowest: Level, above: Sequence[Verifier]) -> None:
+        self.levels: tuple[Level, ...] = (lowest, *above)
+        self.above = tuple(above)
+        self.name = ">".join(level.name for level in self.levels)
+        self.reads_target = any(level.reads_target for level in self.levels)
 
     def start(self) -> LevelState:
         return ComposedState(self, [level.start() for level in self.levels])
 
     def propose_all(self, states: Sequence[LevelState], budgets: Sequence[int]) -> list[Tree]:
-        lowest, *above = self.levels
-        trees = lowest.propose_all([_part(state, 0) for state in states], budgets)
-        for i, level in enumerate(above, 1):
+        trees = self.levels[0].propose_all([_part(state, 0) for state in states], budgets)
+        for i, level in enumerate(self.above, 1):
             trees = level.propose_above([_part(state, i) for state in states], budgets, trees)
         return trees
 

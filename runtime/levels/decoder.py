@@ -6,6 +6,7 @@ what is left of it.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -14,14 +15,14 @@ from mlsdc.runtime.artifact import Artifact
 from mlsdc.runtime.device.base import LevelMemory, NativeFunction
 from mlsdc.runtime.errors import ArtifactError
 from mlsdc.runtime.kv_pool import KvPool, PageTable
-from mlsdc.runtime.levels.base import LevelState
+from mlsdc.runtime.levels.base import LevelState, Verifier
 from mlsdc.runtime.levels.growing import GrowingLevel, Growth, draft_ids, log_guesses
 from mlsdc.runtime.manifest import LevelInfo
 from mlsdc.runtime.step import Array
 from mlsdc.runtime.tree import EMPTY, Tree
 
 
-class DecoderLevel(GrowingLevel):
+class DecoderLevel(GrowingLevel, Verifier):
     """What the two share: params, and the way from states to trees."""
 
     def __init__(self, info: LevelInfo, index: int, ids: Array | None, vocab_size: int) -> None:
@@ -56,13 +57,13 @@ class DecoderLevel(GrowingLevel):
                 found[i] = growth.tree(self.index)
         return found
 
+    @abstractmethod
     def ready(self, state: LevelState) -> bool:
         """Whether the request can draft now; its pages are there then."""
-        raise NotImplementedError
 
+    @abstractmethod
     def begin(self, states: Sequence[LevelState], budgets: Sequence[int], below: Sequence[Tree]) -> list[Growth]:
         """Each request's tree with its first guesses, and with what is kept of the tree below."""
-        raise NotImplementedError
 
 
 class SelfState(LevelState):

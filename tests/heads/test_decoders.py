@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from mlsdc.runtime.engine import Engine
-from mlsdc.runtime.levels.compose import StackedLevel
+from mlsdc.runtime.errors import ArtifactError
+from mlsdc.runtime.levels.compose import stack
 from mlsdc.runtime.levels.decoder import ModelLevel, ModelState, SelfLevel
 from mlsdc.runtime.sampling_params import SamplingParams, Speculation
 from tests.function_level import sends_all
@@ -25,7 +26,7 @@ def engine_with(artifact: Path, *names: str) -> Iterator[Engine]:
     with Engine.load(artifact, threads=1) as engine:
         levels = [level for level in engine.drafting.levels if level.name in names]
         if levels:
-            engine.drafting.level = levels[0] if len(levels) == 1 else StackedLevel(levels)
+            engine.drafting.level = stack(levels)
         yield sends_all(engine)
 
 
@@ -121,3 +122,10 @@ def test_a_state_rolls_back(stacked: Path) -> None:
         state.rollback(3)
         assert level.propose_all([state], [8])[0] == first
         state.close()
+
+
+def test_a_level_that_cannot_verify_the_one_below_is_refused(stacked: Path) -> None:
+    with Engine.load(stacked, threads=1) as engine:
+        counts = next(level for level in engine.drafting.levels if level.kind == "ngram")
+        with pytest.raises(ArtifactError, match="level 'counts': a 'ngram' level cannot verify the level below it"):
+            stack([counts, counts])
