@@ -126,6 +126,6 @@ class Drafting:
     def end(self, request: Request) -> None:
         """The request is over: forget what was kept for it."""
         if request.drafter is not None:
-            request.drafter.close()
+            request.drafter.release()
         request.drafter = None
         self._drafters.pop(request.id, None)

@@ -4,7 +4,8 @@ Requests are served by (priority, arrival), the lower first. Order: (1) every de
 budgets is shared out as room for drafted nodes, as many as requests wish for, half of it while prompts wait; (3) prompts of admitted
 sequences go on in chunks; (4) waiting requests are admitted, the first in line first and nobody past it, while pages last. A sequence
 that cannot grow preempts the last one in line, which is computed again later (with its own sealed pages likely still cached); so does a
-waiting request of a better priority. The first in line always fits, so the queue always moves.
+waiting request of a better priority. Pages that drafting levels hold are no reason to wait or to preempt: those held for waiting requests
+are taken back first, then, to let a sequence grow, those for running ones. The first in line always fits, so the queue always moves.
 """
 
 from __future__ import annotations
@@ -122,7 +123,7 @@ class Scheduler:
             request = self.running[index]
             if request.decoding:
                 while not self.pool.can_append(request.table, len(request.tokens), request.num_computed):
-                    if self._preempt_last() is request:
+                    if not self._reclaim(self.waiting) and not self._reclaim(self.running) and self._preempt_last() is request:
                         return items
                 self.pool.append(request.table, len(request.tokens), request.num_computed)
                 items.append(StepItem(request, 1, decodes=True))
@@ -163,7 +164,8 @@ class Scheduler:
         while self.waiting and self.running and self.waiting[0].priority < self.running[-1].priority:
             if self._can_admit(self.waiting[0]):
                 return
-            self._preempt_last()
+            if not self._reclaim(self.waiting):
+                self._preempt_last()
 
     def _can_admit(self, request: Request) -> bool:
         if len(self.running) >= self.max_running:
@@ -175,8 +177,9 @@ class Scheduler:
 
     def _admit(self, request: Request) -> bool:
         """Move the first waiting request to the running ones, with pages; False if it must wait."""
-        if not self._can_admit(request):
-            return False
+        while not self._can_admit(request):
+            if not self._reclaim(self.waiting):
+                return False
         pool, scratch = self.pool, self._scratch(request.budget)
         parent = self._forkable(request)
         if parent is not None:
@@ -221,6 +224,10 @@ class Scheduler:
         request.statistics.preemptions += 1
         self.add(request)
         return request
+
+    def _reclaim(self, requests: Sequence[Request]) -> bool:
+        """Drafting levels give back what they hold for one of the requests, the last in line that they hold pages for."""
+        return any(request.drafter is not None and request.drafter.release() for request in reversed(requests))
 
     def _scratch(self, budget: int) -> int:
         return self.limits.scratch_pages(self.pool.scratch_page_size) if budget else 0

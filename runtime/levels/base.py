@@ -39,8 +39,12 @@ class LevelState(ABC):
     def couple(self, seed: int) -> None:
         """The request's choices will be drawn with this seed (law L1): proposals may look at the same draws. Once, before the first one."""
 
-    def close(self) -> None:
-        """The request is over: give back what it holds on a device."""
+    def release(self) -> bool:
+        """Give back the pages it holds, because the target needs them or the request is over; the next draft begins anew.
+
+        Returns whether it held any. No draft is under way.
+        """
+        return False
 
 
 class Level(ABC):

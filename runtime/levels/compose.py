@@ -78,9 +78,8 @@ class ComposedState(LevelState):
         for state in self.states:
             state.couple(seed)
 
-    def close(self) -> None:
-        for state in self.states:
-            state.close()
+    def release(self) -> bool:
+        return sum(state.release() for state in self.states) > 0  # all of them
 
 
 class StackedLevel(Level):

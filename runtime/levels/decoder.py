@@ -128,8 +128,11 @@ class ModelState(LevelState):
         self.base = min(self.base, len(self.tokens))
         self.fed = max(self.base, min(self.fed, len(self.tokens)))
 
-    def close(self) -> None:
+    def release(self) -> bool:
+        held = bool(self.table.pages)
         self.level.pool.free(self.table)
+        self.fed = self.base
+        return held
 
 
 class ModelLevel(DecoderLevel):

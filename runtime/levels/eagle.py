@@ -39,9 +39,11 @@ class EagleState(HeadState):
         super().rollback(num_tokens)
         self.fed = min(self.fed, max(self.base, self.kept_to))
 
-    def close(self) -> None:
-        if self.eagle.pool is not None:
-            self.eagle.pool.free(self.table)
+    def release(self) -> bool:
+        held = bool(self.table.pages)
+        self.eagle.pool.free(self.table)
+        self.fed = self.base
+        return held
 
 
 class EagleLevel(HeadLevel, GrowingLevel):

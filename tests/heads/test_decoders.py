@@ -67,7 +67,7 @@ def test_a_smaller_model_proposes_its_own_likeliest_text(stacked: Path, small_mo
             with torch.no_grad():
                 wanted = int(reference(torch.tensor([prompt[:60]])).logits[0, -1, :256].argmax())
             agreed += wanted == tree.tokens[0]
-            state.close()
+            state.release()
         assert agreed >= 2  # int8 weights
 
 
@@ -95,7 +95,7 @@ def test_a_level_above_keeps_only_what_it_would_say(stacked: Path) -> None:
         above = level.propose_above([state], [12], [chain([alone.tokens[likely], never])])[0]
         assert alone.tokens[likely] in above.tokens
         assert never not in above.tokens
-        state.close()
+        state.release()
 
 
 def test_first_layers_read_the_targets_pages_and_own_none(stacked: Path) -> None:
@@ -121,7 +121,7 @@ def test_a_state_rolls_back(stacked: Path) -> None:
         level.propose_all([state], [8])
         state.rollback(3)
         assert level.propose_all([state], [8])[0] == first
-        state.close()
+        state.release()
 
 
 def test_a_level_that_cannot_verify_the_one_below_is_refused(stacked: Path) -> None:

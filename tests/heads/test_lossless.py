@@ -55,7 +55,7 @@ def test_preemption_between_drafts_changes_nothing(merged: Path) -> None:
     """A pool for about two of four sequences: they are preempted and computed again, heads and all."""
     with engine_with(merged) as engine:
         wanted = [result.token_ids for result in engine.generate(PROMPTS, params(0.0, OFF))]
-    with Engine.load(merged, threads=1, num_pages=34) as small:
+    with Engine.load(merged, threads=1, num_pages=24) as small:
         results = sends_all(small).generate(PROMPTS, params(0.0))
         small.check_integrity()
     assert sum(result.statistics.preemptions for result in results) > 0

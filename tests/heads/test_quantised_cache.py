@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -34,18 +33,24 @@ def artifact(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Path
     return once(tmp_path_factory, "heads-int4", make) / "int4.mlsdc"
 
 
-@pytest.fixture(params=[None, 40], ids=["room", "little room"])
-def engine(artifact: Path, request: pytest.FixtureRequest) -> Iterator[Engine]:
-    with Engine.load(artifact, threads=1, num_pages=request.param) as loaded:
-        yield sends_all(loaded)
+def texts(engine: Engine, max_tokens: int, temperature: float = 0.0, *, draft: bool = True) -> list[list[int]]:
+    params = SamplingParams(
+        max_tokens=max_tokens, temperature=temperature, seed=3, ignore_eos=True, speculation=None if draft else Speculation(enabled=False))
+    return [result.token_ids for result in engine.generate(PROMPTS, params)]
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
-def test_the_text_is_the_same_with_levels_and_without(engine: Engine, temperature: float) -> None:
-    def texts(speculation: Speculation | None) -> list[list[int]]:
-        params = SamplingParams(max_tokens=30, temperature=temperature, seed=3, ignore_eos=True, speculation=speculation)
-        return [result.token_ids for result in engine.generate(PROMPTS, params)]
+def test_the_text_is_the_same_with_levels_and_without(artifact: Path, temperature: float) -> None:
+    with Engine.load(artifact, threads=1) as engine:
+        assert texts(sends_all(engine), 30, temperature) == texts(engine, 30, temperature, draft=False)
+        assert engine.statistics.drafted > 100
+        engine.check_integrity()
 
-    assert texts(None) == texts(Speculation(enabled=False))
-    assert engine.statistics.drafted > 100
-    engine.check_integrity()
+
+@pytest.mark.parametrize("num_pages", [23, 26, 28])
+def test_a_pool_full_of_drafts_stops_nobody(artifact: Path, num_pages: int) -> None:
+    """The target takes back what drafting levels hold for preempted requests; at 26 and 28 pages the queue stood still for ever once."""
+    with Engine.load(artifact, threads=1, num_pages=num_pages) as engine:
+        assert texts(sends_all(engine), 80) == texts(engine, 80, draft=False)
+        assert engine.statistics.preemptions > 0
+        engine.check_integrity()
