@@ -98,18 +98,6 @@ def scaled(x: F32, top: float, most: float) -> tuple[np.float16, F32]:
     return scale, np.clip(x * inverse, np.float32(-most), np.float32(most))
 
 
-class _Bytes(Block):
-    """One byte an element and one f16 scale a token, behind all codes."""
-
-    def block_bytes(self, page_size: int, head_dim: int) -> int:
-        return page_size * (head_dim + 2)
-
-    def _split(self, block: Bytes, head_dim: int) -> tuple[Bytes, npt.NDArray[np.float16]]:
-        """Codes as u8[blocks of tokens, .., tokens of a block, ..] and scales f16[page_size]."""
-        page_size = len(block) // (head_dim + 2)
-        return block[: page_size * head_dim], block[page_size * head_dim :].view(np.float16)
-
-
 def key_bytes(codes: Bytes, head_dim: int) -> Bytes:
     """A view u8[page_size / 16, 16 tokens, head_dim / 4, 4]: words of 4 channels, interleaved by 16 tokens."""
     return codes.reshape(-1, head_dim // 4, LANES, 4).transpose(0, 2, 1, 3)
@@ -120,66 +108,91 @@ def value_bytes(codes: Bytes, head_dim: int) -> Bytes:
     return codes.reshape(-1, head_dim, QUAD).transpose(0, 2, 1)
 
 
-class Int8Keys(_Bytes):
-    """x = scale * (code - 128), scale = max|x| / 127 of the token; words `[page_size / 16][head_dim / 4][16 tokens][4]`."""
+class _Bytes(Block):
+    """x = scale * what its byte stands for, scale = max|x| / `top` of the token: one byte an element, and f16 scales behind all codes."""
+
+    top: ClassVar[float]
+
+    @abstractmethod
+    def encode(self, units: F32) -> Bytes:
+        """Bytes of x / scale, -top .. top."""
+
+    @abstractmethod
+    def decode(self, codes: Bytes) -> F32: ...
+
+    @abstractmethod
+    def view(self, codes: Bytes, head_dim: int) -> Bytes:
+        """The codes of a block as u8[page_size / n, n tokens, ..], a token's in order of channels."""
+
+    def block_bytes(self, page_size: int, head_dim: int) -> int:
+        return page_size * (head_dim + 2)
+
+    def store(self, block: Bytes, slot: int, x: F32) -> None:
+        codes, scales = self._split(block, len(x))
+        scales[slot], units = scaled(x, self.top, self.top)
+        tokens = self.view(codes, len(x))
+        tokens[divmod(slot, tokens.shape[1])] = self.encode(units).reshape(tokens.shape[2:])
+
+    def load(self, block: Bytes, head_dim: int) -> F32:
+        codes, scales = self._split(block, head_dim)
+        return self.decode(self.view(codes, head_dim).reshape(-1, head_dim)) * scales.astype(np.float32)[:, None]
+
+    def _split(self, block: Bytes, head_dim: int) -> tuple[Bytes, npt.NDArray[np.float16]]:
+        """Codes, and f16[page_size]."""
+        size = len(block) // (head_dim + 2) * head_dim
+        return block[:size], block[size:].view(np.float16)
+
+
+class _Int8(_Bytes):
+    """A byte is a whole number plus 128."""
 
     name = "int8"
+    top = 127
 
-    def store(self, block: Bytes, slot: int, x: F32) -> None:
-        codes, scales = self._split(block, len(x))
-        scales[slot], units = scaled(x, 127, 127)
-        key_bytes(codes, len(x))[slot // LANES, slot % LANES] = (np.rint(units) + 128).astype(np.uint8).reshape(-1, 4)
+    def encode(self, units: F32) -> Bytes:
+        return (np.rint(units) + 128).astype(np.uint8)
 
-    def load(self, block: Bytes, head_dim: int) -> F32:
-        codes, scales = self._split(block, head_dim)
-        units = key_bytes(codes, head_dim).reshape(-1, head_dim).astype(np.float32) - 128
-        return units * scales.astype(np.float32)[:, None]
+    def decode(self, codes: Bytes) -> F32:
+        return codes.astype(np.float32) - 128
 
 
-class Int8Values(_Bytes):
-    """As Int8Keys, in bytes `[page_size / 4][head_dim][4 tokens]`."""
-
-    name = "int8"
-
-    def store(self, block: Bytes, slot: int, x: F32) -> None:
-        codes, scales = self._split(block, len(x))
-        scales[slot], units = scaled(x, 127, 127)
-        value_bytes(codes, len(x))[slot // QUAD, slot % QUAD] = (np.rint(units) + 128).astype(np.uint8)
-
-    def load(self, block: Bytes, head_dim: int) -> F32:
-        codes, scales = self._split(block, head_dim)
-        units = value_bytes(codes, head_dim).reshape(-1, head_dim).astype(np.float32) - 128
-        return units * scales.astype(np.float32)[:, None]
-
-
-class Fp8Keys(_Bytes):
-    """x = scale * e4m3, scale = max|x| / 448 of the token; words `[page_size / 16][head_dim / 4][16 tokens][4]`."""
-
+class _Fp8(_Bytes):
     name = "fp8"
+    top = 448
 
-    def store(self, block: Bytes, slot: int, x: F32) -> None:
-        codes, scales = self._split(block, len(x))
-        scales[slot], units = scaled(x, 448, 448)
-        key_bytes(codes, len(x))[slot // LANES, slot % LANES] = to_e4m3(units).reshape(-1, 4)
+    def encode(self, units: F32) -> Bytes:
+        return to_e4m3(units)
 
-    def load(self, block: Bytes, head_dim: int) -> F32:
-        codes, scales = self._split(block, head_dim)
-        return from_e4m3(key_bytes(codes, head_dim).reshape(-1, head_dim)) * scales.astype(np.float32)[:, None]
+    def decode(self, codes: Bytes) -> F32:
+        return from_e4m3(codes)
 
 
-class Fp8Values(_Bytes):
-    """As Fp8Keys, in bytes `[page_size][head_dim]`."""
+class Int8Keys(_Int8):
+    """Words `[page_size / 16][head_dim / 4][16 tokens][4]`."""
 
-    name = "fp8"
+    def view(self, codes: Bytes, head_dim: int) -> Bytes:
+        return key_bytes(codes, head_dim)
 
-    def store(self, block: Bytes, slot: int, x: F32) -> None:
-        codes, scales = self._split(block, len(x))
-        scales[slot], units = scaled(x, 448, 448)
-        codes.reshape(-1, len(x))[slot] = to_e4m3(units)
 
-    def load(self, block: Bytes, head_dim: int) -> F32:
-        codes, scales = self._split(block, head_dim)
-        return from_e4m3(codes.reshape(-1, head_dim)) * scales.astype(np.float32)[:, None]
+class Int8Values(_Int8):
+    """Bytes `[page_size / 4][head_dim][4 tokens]`."""
+
+    def view(self, codes: Bytes, head_dim: int) -> Bytes:
+        return value_bytes(codes, head_dim)
+
+
+class Fp8Keys(_Fp8):
+    """Words `[page_size / 16][head_dim / 4][16 tokens][4]`."""
+
+    def view(self, codes: Bytes, head_dim: int) -> Bytes:
+        return key_bytes(codes, head_dim)
+
+
+class Fp8Values(_Fp8):
+    """Bytes `[page_size][head_dim]`: they meet no integer dots."""
+
+    def view(self, codes: Bytes, head_dim: int) -> Bytes:
+        return codes.reshape(-1, 1, head_dim)
 
 
 def levels(x: F32, most: int) -> tuple[np.float16, np.float16, npt.NDArray[np.uint8]]:
@@ -214,28 +227,48 @@ class _Parts(Block):
         return np.concatenate([packed >> (self.bits_ * k) & self.most for k in range(self.parts)], axis=-1).astype(np.float32)
 
 
-class TokenKeys(_Parts):
-    """Rotated; x = scale * code + minimum, a token's own. Words `[page_size / 16][head_dim / 4 parts][16 tokens][4]`, scales, minima."""
+class _TokenLevels(_Parts):
+    """Rotated; x = scale * code + minimum, a token's own: codes, then f16 scales, then f16 minima."""
+
+    @abstractmethod
+    def run(self, head_dim: int) -> int:
+        """Channels of a run: bytes of a token's codes."""
+
+    @abstractmethod
+    def view(self, codes: Bytes, run: int) -> Bytes:
+        """The codes of a block as u8[page_size / n, n tokens, ..], a token's in order."""
 
     def block_bytes(self, page_size: int, head_dim: int) -> int:
-        return page_size * (head_dim // self.parts + 4)
+        return page_size * (self.run(head_dim) + 4)
 
     def store(self, block: Bytes, slot: int, x: F32) -> None:
-        codes, tops = self._split(block, len(x))
-        tops[0, slot], tops[1, slot], found = levels(x, self.most)
-        key_bytes(codes, len(x) // self.parts)[slot // LANES, slot % LANES] = self.pack(found).reshape(-1, 4)
+        run = self.run(len(x))
+        codes, tops = self._split(block, run)
+        every = np.zeros(run * self.parts, np.uint8)
+        tops[0, slot], tops[1, slot], every[: len(x)] = levels(x, self.most)
+        tokens = self.view(codes, run)
+        tokens[divmod(slot, tokens.shape[1])] = self.pack(every).reshape(tokens.shape[2:])
 
     def load(self, block: Bytes, head_dim: int) -> F32:
-        codes, tops = self._split(block, head_dim)
+        run = self.run(head_dim)
+        codes, tops = self._split(block, run)
         scale, low = tops.astype(np.float32)[:, :, None]
-        units = self.unpack(key_bytes(codes, head_dim // self.parts).reshape(-1, head_dim // self.parts))
-        return np.asarray(units * scale + low, np.float32)
+        return np.asarray(self.unpack(self.view(codes, run).reshape(-1, run))[:, :head_dim] * scale + low, np.float32)
 
-    def _split(self, block: Bytes, head_dim: int) -> tuple[Bytes, npt.NDArray[np.float16]]:
+    def _split(self, block: Bytes, run: int) -> tuple[Bytes, npt.NDArray[np.float16]]:
         """Codes, and f16[scale or minimum, page_size]."""
-        page_size = len(block) // (head_dim // self.parts + 4)
-        codes = page_size * head_dim // self.parts
-        return block[:codes], block[codes:].view(np.float16).reshape(2, -1)
+        size = len(block) // (run + 4) * run
+        return block[:size], block[size:].view(np.float16).reshape(2, -1)
+
+
+class TokenKeys(_TokenLevels):
+    """Words `[page_size / 16][head_dim / 4 parts][16 tokens][4]`."""
+
+    def run(self, head_dim: int) -> int:
+        return head_dim // self.parts
+
+    def view(self, codes: Bytes, run: int) -> Bytes:
+        return key_bytes(codes, run)
 
 
 def run_channels(head_dim: int, parts: int) -> int:
@@ -243,29 +276,14 @@ def run_channels(head_dim: int, parts: int) -> int:
     return -(-head_dim // (16 * parts)) * 16
 
 
-class TokenValues(_Parts):
-    """As TokenKeys, in bytes `[page_size / 4][channels of a run][4 tokens]`; runs are made of whole vectors of 16 channels."""
+class TokenValues(_TokenLevels):
+    """Bytes `[page_size / 4][channels of a run][4 tokens]`; runs are made of whole vectors of 16 channels."""
 
-    def block_bytes(self, page_size: int, head_dim: int) -> int:
-        return page_size * (run_channels(head_dim, self.parts) + 4)
+    def run(self, head_dim: int) -> int:
+        return run_channels(head_dim, self.parts)
 
-    def store(self, block: Bytes, slot: int, x: F32) -> None:
-        codes, tops = self._split(block, len(x))
-        run = run_channels(len(x), self.parts)
-        every = np.zeros(run * self.parts, np.uint8)
-        tops[0, slot], tops[1, slot], every[: len(x)] = levels(x, self.most)
-        value_bytes(codes, run)[slot // QUAD, slot % QUAD] = self.pack(every)
-
-    def load(self, block: Bytes, head_dim: int) -> F32:
-        codes, tops = self._split(block, head_dim)
-        run = run_channels(head_dim, self.parts)
-        scale, low = tops.astype(np.float32)[:, :, None]
-        return np.asarray(self.unpack(value_bytes(codes, run).reshape(-1, run))[:, :head_dim] * scale + low, np.float32)
-
-    def _split(self, block: Bytes, head_dim: int) -> tuple[Bytes, npt.NDArray[np.float16]]:
-        run = run_channels(head_dim, self.parts)
-        codes = len(block) // (run + 4) * run
-        return block[:codes], block[codes:].view(np.float16).reshape(2, -1)
+    def view(self, codes: Bytes, run: int) -> Bytes:
+        return value_bytes(codes, run)
 
 
 class ChannelKeys(_Parts):
