@@ -157,7 +157,7 @@ class Controller:
             kept[i].append(node)
         if not stale:
             self._judge(proposals, kept, chances, plain_s, seconds[best] - plain_s, sequences, draft_s)
-        trees = [part(proposal.tree, nodes) for proposal, nodes in zip(proposals, kept, strict=True)]
+        trees = [proposal.tree.select(nodes) for proposal, nodes in zip(proposals, kept, strict=True)]
         if self.trace is not None:
             made = [{"id": p.drafter.id, "tokens": p.tree.tokens, "parents": p.tree.parents, "logq": p.tree.logq, "levels": p.tree.levels,
                      "sampled": p.sampled} for p in proposals]
@@ -228,18 +228,6 @@ class Controller:
             if after < 0:
                 return
             at = after
-
-
-def part(tree: Tree, nodes: Sequence[int]) -> Tree:
-    """The tree of `nodes` alone, every one with its parent."""
-    if len(nodes) == len(tree):
-        return tree
-    place = {-1: -1}
-    kept = sorted(nodes)
-    for i, node in enumerate(kept):
-        place[node] = i
-    return Tree(tuple(tree.tokens[n] for n in kept), tuple(place[tree.parents[n]] for n in kept),
-                tuple(tree.logq[n] for n in kept) if tree.logq else (), tuple(tree.levels[n] for n in kept) if tree.levels else ())
 
 
 def replay(trace: Sequence[Mapping[str, Any]], costs: Costs | None = None) -> list[dict[str, Any]]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from mlsdc.runtime.errors import RequestError
@@ -142,7 +142,7 @@ class Matcher:
             return True
 
         self._walk(tree, allowed)
-        return tree if len(kept) == len(tree) else _select(tree, kept)
+        return tree.select(kept)
 
     def fill(self, tree: Tree, masks: Array) -> None:
         """masks u32[1 + len(tree), words]: the masks of the last committed token's row and of each node's. `tree` is pruned."""
@@ -179,15 +179,6 @@ class Matcher:
 
     def _mask(self, row: Array) -> None:
         self._matcher.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
-
-
-def _select(tree: Tree, kept: Set[int]) -> Tree:
-    """The nodes of `kept`; parents are with their children."""
-    nodes = sorted(kept)
-    number = {-1: -1} | {node: i for i, node in enumerate(nodes)}
-    return Tree(
-        tuple(tree.tokens[node] for node in nodes), tuple(number[tree.parents[node]] for node in nodes),
-        tuple(tree.logq[node] for node in nodes) if tree.logq else (), tuple(tree.levels[node] for node in nodes) if tree.levels else ())
 
 
 def fit_drafts(items: Sequence[StepItem], level: int) -> None:

@@ -6,7 +6,7 @@ always has `parents[i] < i`. A chain is a tree of width 1, a plain decode step i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 MAX_NODES = 63  # the root row takes one of the 64 bits of an ancestor word
@@ -45,9 +45,13 @@ class Tree:
 
     def cut(self, depth: int) -> Tree:
         """The nodes of at most this depth, in the same order."""
-        kept = [i for i, at in enumerate(self.depths()) if at <= depth]
-        if len(kept) == len(self.tokens):
+        return self.select([i for i, at in enumerate(self.depths()) if at <= depth])
+
+    def select(self, nodes: Collection[int]) -> Tree:
+        """The tree of `nodes` alone, every one with its parent, in the same order."""
+        if len(nodes) == len(self.tokens):
             return self
+        kept = sorted(nodes)
         place = {-1: -1, **{node: i for i, node in enumerate(kept)}}
         return Tree(tuple(self.tokens[i] for i in kept), tuple(place[self.parents[i]] for i in kept),
                     tuple(self.logq[i] for i in kept) if self.logq else (), tuple(self.levels[i] for i in kept) if self.levels else ())

@@ -19,7 +19,7 @@ from mlsdc.runtime.bench.prompts import BenchPrompt
 from mlsdc.runtime.bench.rig import Rig
 from mlsdc.runtime.bench.spec import PLAIN, Side, run
 from mlsdc.runtime.bench.spread import interleave
-from mlsdc.runtime.controller import Controller, Drafter, Proposal, part
+from mlsdc.runtime.controller import Controller, Drafter, Proposal
 from mlsdc.runtime.costs import Costs, CostTable
 from mlsdc.runtime.engine import Engine
 from mlsdc.runtime.errors import MlsdcError
@@ -88,7 +88,7 @@ class Measured(Costs):
 
 
 def likeliest(tree: Tree, chances: Sequence[float], nodes: int) -> Tree:
-    return part(tree, sorted(sorted(range(len(tree)), key=lambda node: (-chances[node], node))[:nodes]))
+    return tree.select(sorted(range(len(tree)), key=lambda node: (-chances[node], node))[:nodes])
 
 
 def tune(path: Path, prompts: Sequence[BenchPrompt], *, threads: int | None = None, device: str = "auto", max_tokens: int = 64,
@@ -286,7 +286,7 @@ def of_levels(tree: Tree, levels: Sequence[int]) -> Tree:
         if parent in inside and (tree.levels[node] if tree.levels else 0) in levels:
             inside.add(node)
             kept.append(node)
-    return part(tree, kept)
+    return tree.select(kept)
 
 
 def plain_speed(steps: Sequence[Recorded], table: CostTable, host_s: float) -> tuple[float, None, float]:

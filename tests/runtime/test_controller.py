@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlsdc.runtime.controller import LEAST_CHANCE, Controller, Drafter, Proposal, part, replay
+from mlsdc.runtime.controller import LEAST_CHANCE, Controller, Drafter, Proposal, replay
 from mlsdc.runtime.costs import Costs, CostTable
 from mlsdc.runtime.tree import Tree, chain
 
@@ -204,8 +204,8 @@ def test_what_is_sent_is_the_best_prefix_and_holds_every_parent(drafts: list[Tre
 
 def test_a_part_of_a_tree_keeps_its_shape() -> None:
     tree = Tree((5, 6, 7, 8), (-1, 0, -1, 1), (-0.1, -0.2, -0.3, -0.4), (0, 1, 0, 1))
-    assert part(tree, [0, 1, 3]) == Tree((5, 6, 8), (-1, 0, 1), (-0.1, -0.2, -0.4), (0, 1, 1))
-    assert part(tree, []) == Tree()
+    assert tree.select([3, 0, 1]) == Tree((5, 6, 8), (-1, 0, 1), (-0.1, -0.2, -0.4), (0, 1, 1))
+    assert tree.select([]) == Tree()
 
 
 def test_a_measurement_that_is_far_off_moves_little() -> None:
