@@ -118,8 +118,11 @@ async def generate(server: Server, request: Request, work: Completion | Chat) ->
     request.state.log.update({"id": work.id, **({"user": work.body.user} if work.body.user else {})})
     server.log_at_end(request.state.log, generation)
     if work.body.stream:
-        return EventStream(work.events(generation), write_timeout_s=server.settings.write_timeout_s)
-    return JSONResponse(await unless_hung_up(request, work.whole(generation)))
+        return EventStream(work.events(generation), write_timeout_s=server.settings.write_timeout_s, close=generation.close)
+    try:
+        return JSONResponse(await unless_hung_up(request, work.whole(generation)))
+    finally:
+        generation.close()
 
 
 async def models(server: Server, request: Request) -> Response:

@@ -74,15 +74,12 @@ class Chat:
         return ToolParser(self.style, names, parallel=self.body.parallel_tool_calls is not False)
 
     async def whole(self, generation: Generation) -> dict[str, Any]:
-        try:
-            await generation.finish()
-            (request,) = generation.requests
-            return {
-                **self.head("chat.completion"), "choices": [self._choice(choice) for choice in request.choices],
-                "usage": generation.usage(),
-            }
-        finally:
-            generation.close()
+        await generation.finish()
+        (request,) = generation.requests
+        return {
+            **self.head("chat.completion"), "choices": [self._choice(choice) for choice in request.choices],
+            "usage": generation.usage(),
+        }
 
     def _choice(self, choice: EngineRequest) -> dict[str, Any]:
         result = choice.result()
@@ -135,8 +132,6 @@ class Chat:
             yield DONE
         except (MlsdcError, ApiError) as error:
             yield event((error if isinstance(error, ApiError) else api_error(error)).body())
-        finally:
-            generation.close()
 
 
 def tool_changes(parser: ToolParser, piece: str, *, last: bool) -> list[dict[str, Any]]:

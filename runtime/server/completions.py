@@ -60,15 +60,12 @@ class Completion:
                 "system_fingerprint": self.server.fingerprint}
 
     async def whole(self, generation: Generation) -> dict[str, Any]:
-        try:
-            await generation.finish()
-            choices = [
-                self._choice(place * len(request.choices) + number, request, choice)
-                for place, request in enumerate(generation.requests) for number, choice in enumerate(request.choices)
-            ]
-            return {**self.head(), "choices": choices, "usage": self._usage(generation)}
-        finally:
-            generation.close()
+        await generation.finish()
+        choices = [
+            self._choice(place * len(request.choices) + number, request, choice)
+            for place, request in enumerate(generation.requests) for number, choice in enumerate(request.choices)
+        ]
+        return {**self.head(), "choices": choices, "usage": self._usage(generation)}
 
     def _usage(self, generation: Generation) -> dict[str, Any]:
         found = generation.usage()
@@ -137,8 +134,6 @@ class Completion:
             yield DONE
         except (MlsdcError, ApiError) as error:
             yield event((error if isinstance(error, ApiError) else api_error(error)).body())
-        finally:
-            generation.close()
 
 
 class _Writer:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from typing import Any, TypeVar
 
 from starlette.requests import Request
@@ -47,11 +47,13 @@ class EventStream(Response):
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: AsyncGenerator[bytes, None], *, write_timeout_s: float) -> None:
+    def __init__(self, events: AsyncGenerator[bytes, None], *, write_timeout_s: float, close: Callable[[], None]) -> None:
+        """`close` is called at the end whether `events` was begun or not: one that was not runs none of its own `finally`."""
         self.status_code = 200
         self.background = None
         self.events = events
         self.write_timeout_s = write_timeout_s
+        self.close = close
         self.init_headers({"cache-control": "no-cache", "x-accel-buffering": "no"})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -60,6 +62,7 @@ class EventStream(Response):
         try:
             await asyncio.wait((sending, gone), return_when=asyncio.FIRST_COMPLETED)
         finally:
+            self.close()
             for each in (sending, gone):
                 each.cancel()
             results = await asyncio.gather(sending, gone, return_exceptions=True)

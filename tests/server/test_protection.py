@@ -43,6 +43,19 @@ async def idle(rig: Rig) -> None:
 async def hang_up(rig: Rig, path: str, body: dict[str, Any], *, after_first_event: bool) -> None:
     """A client that disconnects: while its answer is made, or after the first event of it."""
     leave = asyncio.Event()
+    scope, receive = request(path, body, leave)
+
+    async def send(message: Any) -> None:
+        if message["type"] == "http.response.body" and message.get("body"):
+            leave.set()
+
+    if not after_first_event:
+        asyncio.get_running_loop().call_later(0.05, leave.set)
+    await rig.app(scope, receive, send)
+
+
+def request(path: str, body: dict[str, Any], leave: asyncio.Event) -> tuple[dict[str, Any], Any]:
+    """Scope and `receive` of a client that disconnects at `leave`."""
     messages = [{"type": "http.request", "body": json.dumps(body).encode(), "more_body": False}]
     scope = {
         "type": "http", "asgi": {"version": "3.0", "spec_version": "2.3"}, "http_version": "1.1", "method": "POST", "path": path,
@@ -56,13 +69,7 @@ async def hang_up(rig: Rig, path: str, body: dict[str, Any], *, after_first_even
         await leave.wait()
         return {"type": "http.disconnect"}
 
-    async def send(message: Any) -> None:
-        if message["type"] == "http.response.body" and message.get("body"):
-            leave.set()
-
-    if not after_first_event:
-        asyncio.get_running_loop().call_later(0.05, leave.set)
-    await rig.app(scope, receive, send)
+    return scope, receive
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -81,6 +88,23 @@ def test_a_client_that_hangs_up_frees_its_pages(stream: bool, path: str) -> None
                 hold.go.set()
             await idle(rig)
             assert await rig.metric("request_success_total") == (1 if "chat" in path else 2)
+            assert "abort" in (await rig.http.get("/metrics")).text
+
+    asyncio.run(main())
+
+
+def test_a_client_that_is_gone_before_the_first_byte_of_its_stream_frees_its_pages() -> None:
+    """A server may say so by raising where the answer's head is sent: the events were never begun then."""
+    async def main() -> None:
+        async with serving() as rig:
+            hold = Hold(rig)
+
+            async def gone(message: Any) -> None:
+                raise OSError("connection lost")
+
+            await rig.app(*request("/v1/chat/completions", {"messages": HI, "max_tokens": 300, "stream": True}, asyncio.Event()), gone)
+            hold.go.set()
+            await idle(rig)
             assert "abort" in (await rig.http.get("/metrics")).text
 
     asyncio.run(main())
