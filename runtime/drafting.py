@@ -38,7 +38,7 @@ class Drafting:
         self._drafters: dict[int, Drafter] = {}  # by request id
         self._asked: dict[int, tuple[Proposal, int]] = {}  # this step's proposals, and how many tokens their requests had
         self._choose_s = 2e-5  # what choosing takes for a proposal, a moving average: drafting costs that, too
-        self._step: tuple[int, int, float] | None = None  # rows, context and start of the step that runs
+        self._step: tuple[int, float] | None = None  # context and start of the step that runs
 
     def take(self, plan: PlanFile | None, why: str) -> None:
         """Begin with what was measured on this machine, or with the shipped default; `why` says which."""
@@ -73,8 +73,7 @@ class Drafting:
             for item, proposal, tree in zip(able, proposals, kept, strict=True):
                 item.tree = tree
                 self._asked[item.request.id] = proposal, len(item.request.tokens)
-                rows += len(tree)
-        self._step = (rows, context, self.clock()) if decoding else None
+        self._step = (context, self.clock()) if decoding else None
 
     def _fits(self, item: StepItem, tree: Tree) -> bool:
         return len(tree) <= item.budget and (not tree or (min(tree.tokens) >= 0 and max(tree.tokens) < self._vocab_size))
@@ -116,12 +115,12 @@ class Drafting:
         names = [self._names[i] for i in tree.levels or (0,) * len(tree)]
         request.statistics.count_step(names, tree.depths(), set(accepted))
 
-    def done(self) -> None:
-        """The step is over: what it took since its drafts is what its rows cost."""
+    def done(self, items: Sequence[StepItem]) -> None:
+        """The step is over: what it took since its drafts is what its rows cost, of trees as they were sent (a grammar changes some)."""
         if self._step is not None:
-            rows, context, start = self._step
+            context, start = self._step
             self._step = None
-            self.controller.step(rows, context, self.clock() - start)
+            self.controller.step(sum(item.rows + len(item.tree) for item in items), context, self.clock() - start)
 
     def end(self, request: Request) -> None:
         """The request is over: forget what was kept for it."""

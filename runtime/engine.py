@@ -157,7 +157,7 @@ class Engine:
         else:
             self._forward.finish()
         self._commit_items(items)
-        self.drafting.done()
+        self.drafting.done(items)
         with self._news:
             for item in items:
                 item.request.publish()

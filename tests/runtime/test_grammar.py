@@ -23,7 +23,7 @@ from mlsdc.runtime.levels.ngram import NgramLevel
 from mlsdc.runtime.manifest import LevelInfo
 from mlsdc.runtime.request import Result
 from mlsdc.runtime.sampling_params import Grammar, SamplingParams, Speculation
-from mlsdc.runtime.step import Array
+from mlsdc.runtime.step import Array, Header
 from mlsdc.runtime.tree import Tree, chain
 
 pytest.importorskip("llguidance")
@@ -119,6 +119,26 @@ def test_forced_tokens_are_drafted_as_the_grammars_own() -> None:
         assert level.accepted >= 0.8 * level.drafted
     off = SamplingParams(**{**vars(PARAMS["greedy"]), "speculation": Speculation(enabled=False)})
     assert [r.token_ids for r in serve(FunctionLevel(junk), off)] == [r.token_ids for r in results]
+
+
+def test_costs_are_learned_of_the_rows_that_ran_not_of_those_that_were_proposed() -> None:
+    told: list[int] = []
+    ran: list[int] = []
+    with make_engine(FunctionLevel(junk), vocab=VOCAB, tokenizer=TOKENIZER, eos=(EOS,), max_model_len=400, num_pages=500) as engine:
+        buffers, run = engine._memory.buffers, engine._forward.run
+
+        def forward() -> None:
+            ran.append(int(buffers.header[Header.ROWS]))
+            run()
+
+        def step(rows: int, context: int, seconds: float) -> None:
+            told.append(rows)
+            assert rows == ran[-1]
+
+        engine._forward.run = forward  # type: ignore[method-assign]
+        engine.drafting.controller.step = step  # type: ignore[method-assign]
+        engine.generate(PROMPTS, PARAMS["greedy"])
+    assert len(set(told)) > 2
 
 
 @settings(max_examples=5)
