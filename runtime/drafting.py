@@ -88,6 +88,8 @@ class Drafting:
             request.drafter = self.level.start()
             if request.params.temperature > 0:
                 request.drafter.couple(request.seed)
+            if request.params.speculation is not None and request.params.speculation.levels is not None:
+                request.drafter.only(request.params.speculation.levels)
         if request.num_observed < len(request.tokens):
             request.drafter.observe(request.tokens[request.num_observed :])
             request.num_observed = len(request.tokens)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
 from mlsdc.runtime.tree import Tree
@@ -38,6 +38,9 @@ class LevelState(ABC):
 
     def couple(self, seed: int) -> None:
         """The request's choices will be drawn with this seed (law L1): proposals may look at the same draws. Once, before the first one."""
+
+    def only(self, names: Collection[str]) -> None:
+        """Of the levels it is a state of, only those of these names draft for its request. Once, before the first draft."""
 
     def release(self) -> bool:
         """Give back the pages it holds, because the target needs them or the request is over; the next draft begins anew.

@@ -4,7 +4,7 @@ the tree of those below it and extends it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from mlsdc.runtime.errors import ArtifactError
 from mlsdc.runtime.kv_pool import PageTable
@@ -56,8 +56,9 @@ def stack(levels: Sequence[Level]) -> Level:
 class ComposedState(LevelState):
     """The states of all levels of a merge or a stack for one request."""
 
-    def __init__(self, level: Level, states: Sequence[LevelState]) -> None:
+    def __init__(self, level: ComposedLevel, states: Sequence[LevelState]) -> None:
         self.level, self.states = level, states
+        self.silent: set[int] = set()  # levels that its request does not let draft
 
     def observe(self, tokens: Sequence[int]) -> None:
         for state in self.states:
@@ -78,41 +79,64 @@ class ComposedState(LevelState):
         for state in self.states:
             state.couple(seed)
 
+    def only(self, names: Collection[str]) -> None:
+        for i, (level, state) in enumerate(zip(self.level.levels, self.states, strict=True)):
+            if isinstance(level, ComposedLevel):
+                state.only(names)
+            elif level.name not in names:
+                self.silent.add(i)
+
     def release(self) -> bool:
         return sum(state.release() for state in self.states) > 0  # all of them
 
 
-class StackedLevel(Level):
+class ComposedLevel(Level):
+    """Made of others; a request's state is one of each."""
+
+    levels: tuple[Level, ...]
+
+    def start(self) -> LevelState:
+        return ComposedState(self, [level.start() for level in self.levels])
+
+    def stepped(self, states: Sequence[LevelState | None], firsts: Sequence[int], rows: Sequence[Sequence[int]]) -> None:
+        for i, level in enumerate(self.levels):
+            level.stepped([None if state is None else _part(state, i) for state in states], firsts, rows)
+
+    def ask(self, index: int, states: Sequence[LevelState], budgets: Sequence[int], below: Sequence[Tree] | None = None) -> list[Tree]:
+        """What level `index` makes of the trees `below` (None: it is the lowest); a request that does not let it draft keeps its own."""
+        trees = [EMPTY] * len(states) if below is None else list(below)
+        asked = [j for j, state in enumerate(states) if index not in _composed(state).silent]
+        if not asked:
+            return trees
+        level, parts, rooms = self.levels[index], [_part(states[j], index) for j in asked], [budgets[j] for j in asked]
+        if below is None:
+            found = level.propose_all(parts, rooms)
+        else:
+            assert isinstance(level, Verifier)
+            found = level.propose_above(parts, rooms, [trees[j] for j in asked])
+        for j, tree in zip(asked, found, strict=True):
+            trees[j] = tree
+        return trees
+
+
+class StackedLevel(ComposedLevel):
     """The lowest level proposes a tree; each level above judges it and hands up its own."""
 
     kind = "stack"
 
     def __init__(self, lowest: Level, above: Sequence[Verifier]) -> None:
-        self.levels: tuple[Level, ...] = (lowest, *above)
-        self.above = tuple(above)
+        self.levels = (lowest, *above)
         self.name = ">".join(level.name for level in self.levels)
         self.reads_target = any(level.reads_target for level in self.levels)
 
-    def start(self) -> LevelState:
-        return ComposedState(self, [level.start() for level in self.levels])
-
     def propose_all(self, states: Sequence[LevelState], budgets: Sequence[int]) -> list[Tree]:
-        trees = self.levels[0].propose_all([_part(state, 0) for state in states], budgets)
-        for i, level in enumerate(self.above, 1):
-            trees = level.propose_above([_part(state, i) for state in states], budgets, trees)
-        return trees
-
-    def stepped(self, states: Sequence[LevelState | None], firsts: Sequence[int], rows: Sequence[Sequence[int]]) -> None:
-        tell(self.levels, states, firsts, rows)
+        trees: list[Tree] | None = None
+        for i in range(len(self.levels)):
+            trees = self.ask(i, states, budgets, trees)
+        return trees or []
 
 
-def tell(levels: Sequence[Level], states: Sequence[LevelState | None], firsts: Sequence[int], rows: Sequence[Sequence[int]]) -> None:
-    """`stepped` of every level that a composed level is made of."""
-    for i, level in enumerate(levels):
-        level.stepped([None if state is None else _part(state, i) for state in states], firsts, rows)
-
-
-class MergedLevel(Level):
+class MergedLevel(ComposedLevel):
     """Each level proposes its own tree; the merged one keeps the likeliest `max_nodes` paths of all of them."""
 
     kind = "merge"
@@ -123,21 +147,19 @@ class MergedLevel(Level):
         self.name = "+".join(level.name for level in levels)
         self.reads_target = any(level.reads_target for level in levels)
 
-    def start(self) -> LevelState:
-        return ComposedState(self, [level.start() for level in self.levels])
-
     def propose_all(self, states: Sequence[LevelState], budgets: Sequence[int]) -> list[Tree]:
         budgets = [min(budget, self.max_nodes) for budget in budgets]
-        found = [level.propose_all([_part(state, i) for state in states], budgets) for i, level in enumerate(self.levels)]
+        found = [self.ask(i, states, budgets) for i in range(len(self.levels))]
         return [merge_trees([of_level[j] for of_level in found], budget) for j, budget in enumerate(budgets)]
 
-    def stepped(self, states: Sequence[LevelState | None], firsts: Sequence[int], rows: Sequence[Sequence[int]]) -> None:
-        tell(self.levels, states, firsts, rows)
+
+def _composed(state: LevelState) -> ComposedState:
+    assert isinstance(state, ComposedState)
+    return state
 
 
 def _part(state: LevelState, index: int) -> LevelState:
-    assert isinstance(state, ComposedState)
-    return state.states[index]
+    return _composed(state).states[index]
 
 
 def merge_trees(trees: Sequence[Tree], budget: int) -> Tree:
