@@ -15,8 +15,7 @@ from types import TracebackType
 from typing import cast
 
 from mlsdc.runtime.admission import Admission, Prompt
-from mlsdc.runtime.artifact import Artifact
-from mlsdc.runtime.commit import commit_tokens, finish
+from mlsdc.runtime.commit import finish
 from mlsdc.runtime.device.base import Device, LevelMemory, Timed, Watched
 from mlsdc.runtime.drafting import Drafting
 from mlsdc.runtime.errors import CapacityError, DeviceError, RequestError
@@ -24,20 +23,17 @@ from mlsdc.runtime.grammar import GrammarCompiler, fill_masks, fit_drafts
 from mlsdc.runtime.kv_pool import KvPool
 from mlsdc.runtime.level_pages import level_pool
 from mlsdc.runtime.levels.base import Level
-from mlsdc.runtime.manifest import LevelInfo, Manifest
-from mlsdc.runtime.memory_plan import load_plan
-from mlsdc.runtime.plan_file import find as find_plan
-from mlsdc.runtime.plan_file import machine_key
-from mlsdc.runtime.request import Delta, Request, Result, StepItem, TokenLogprobs
+from mlsdc.runtime.manifest import Manifest
+from mlsdc.runtime.outcome import Outcome
+from mlsdc.runtime.request import Delta, Request, Result, StepItem
 from mlsdc.runtime.sampling.record import RecordWriter
 from mlsdc.runtime.sampling_params import SamplingParams
 from mlsdc.runtime.scheduler import Scheduler
 from mlsdc.runtime.slabs import SlabPool
 from mlsdc.runtime.statistics import Statistics
-from mlsdc.runtime.step import Array, Header, StepBuffers
+from mlsdc.runtime.step import Array, StepBuffers
 from mlsdc.runtime.tokenizer import Tokenizer
-from mlsdc.runtime.tree import walk
-from mlsdc.runtime.verify import CommitList, write_rows
+from mlsdc.runtime.verify import write_rows
 
 OnToken = Callable[[int, Delta], None]
 
@@ -67,6 +63,7 @@ class Engine:
         self._commit = memory.programs["commit"]
         self._sample = memory.programs["sample"]
         self._records = RecordWriter(memory.buffers)
+        self._outcome = Outcome(memory.buffers, self.drafting)
         self._inbox: deque[Request] = deque()
         self._aborts: deque[Request] = deque()
         self._news = threading.Condition()
@@ -86,30 +83,10 @@ class Engine:
         most a quarter of the memory. `plan_file`: what `mlsdc tune` wrote; default: beside the artifact, if it is there and of this
         artifact and machine (`engine.drafting.plan_note` says what is used). Raises ArtifactError, DeviceError, CapacityError.
         """
-        from mlsdc.runtime.device import open_device
-        from mlsdc.runtime.levels import make_level
+        from mlsdc.runtime.loading import load_engine
 
-        artifact = Artifact.open(path)
-        manifest = artifact.manifest
-        target = artifact.pick_target(device)
-        plan = load_plan(artifact, target, num_pages=num_pages, kv_pool_bytes=kv_pool_bytes, budget=memory_bytes)
-        tokenizer = _open_tokenizer(artifact)
-        opened = open_device(artifact, target, threads=threads)
-        try:
-            levels = [make_level(info, i, opened.native, artifact) for i, info in enumerate(manifest.levels[:-1])]
-            memory = opened.load_level(manifest.target_level.name, plan.num_pages)
-            slabs = SlabPool(plan.num_slabs, plan.slab_bytes)
-            engine = Engine(manifest, opened, memory, levels, tokenizer=tokenizer, slabs=slabs)
-            for info, level in zip(manifest.levels, levels, strict=False):
-                if info.programs:
-                    _bind(level, opened, info, memory, slabs)
-            if levels:
-                machine = machine_key(opened.name, getattr(opened, "threads", None))
-                engine.drafting.take(*find_plan(artifact, machine, Path(plan_file) if plan_file else None))
-            return engine
-        except BaseException:
-            opened.close()
-            raise
+        return load_engine(path, threads=threads, num_pages=num_pages, kv_pool_bytes=kv_pool_bytes, memory_bytes=memory_bytes,
+                           device=device, plan_file=plan_file)
 
     def watch_forward(self, seen: Callable[[StepBuffers, Array], None]) -> None:
         """Call `seen(step buffers, logits)` after every run of the target's forward program, in the thread that runs it.
@@ -164,43 +141,8 @@ class Engine:
         return True
 
     def _commit_items(self, items: Sequence[StepItem]) -> None:
-        """Follow the target's choices, copy accepted keys from scratch to pages, hand out tokens, end what has ended."""
-        buffers = self._memory.buffers
-        choices = buffers.choices[: buffers.header[Header.OUT]].tolist()
-        copies = CommitList(buffers)
-        read = self.drafting.reads_target
-        firsts: list[int] = []  # of each item: its first position in this step
-        committed: list[Sequence[int]] = []  # and its rows that are committed
-        for seq, item in enumerate(items):
-            request, tree = item.request, item.tree
-            if read:
-                row = int(buffers.seq_row[seq])
-                firsts.append(request.num_computed)
-                committed.append(range(row, row + item.rows))
-            if item.outs and request.wants_prompt_logprobs:
-                self._report_prompt(item)
-            if not item.wants_choice:
-                request.num_computed += item.rows
-                request.statistics.prefill_rows += item.rows
-                continue
-            first = item.out + item.outs - 1 - len(tree)
-            nodes, tokens = walk(tree, choices[first : first + 1 + len(tree)])
-            kept = commit_tokens(request, tokens)
-            if request.logprobs is not None and request.params.logprobs is not None:
-                rows = (0, *(node + 1 for node in nodes[: kept - 1]))
-                request.logprobs += (self._logprobs(first + row, request.params.logprobs) for row in rows)
-            if tree:
-                copies.add(item, nodes[: kept - 1])
-                if read:
-                    committed[-1] = (row, *(row + node + 1 for node in nodes[: kept - 1]))
-            if item.decodes:
-                self.drafting.committed(item, nodes[:kept])
-            else:
-                request.statistics.prefill_rows += item.rows
-            request.num_computed += item.rows + kept - 1
-        if read:
-            self.drafting.stepped(items, firsts, committed)
-        if copies.write():
+        """Follow the target's choices, copy accepted keys from scratch to pages, let others find full pages, end what has ended."""
+        if self._outcome.follow(items):
             self._commit.run()
         for item in items:
             request = item.request
@@ -209,21 +151,6 @@ class Engine:
                 self._end(request)
             elif item.budget:
                 self.pool.trim(request.table, len(request.tokens))
-
-    def _logprobs(self, out: int, count: int) -> TokenLogprobs:
-        """What the row of entry `out` reports: its token and the `count` most probable ones."""
-        buffers = self._memory.buffers
-        (token, *ids), (value, *values) = buffers.logprob_ids[out, : 1 + count].tolist(), buffers.logprobs[out, : 1 + count].tolist()
-        return TokenLogprobs(token, value, tuple(zip(ids, values, strict=True)))
-
-    def _report_prompt(self, item: StepItem) -> None:
-        """Keep the log probabilities of the prompt's tokens that follow this item's rows."""
-        request, params = item.request, item.request.params
-        assert request.prompt_logprobs is not None
-        assert params.prompt_logprobs is not None
-        done = len(request.prompt_logprobs)  # token done + 1 is the next one, and row `done` reports it
-        for position in range(max(done, request.num_computed), min(request.num_computed + item.outs, request.num_prompt - 1)):
-            request.prompt_logprobs.append(self._logprobs(item.out + position - request.num_computed, params.prompt_logprobs))
 
     def _take_inbox(self) -> None:
         while self._inbox:
@@ -430,13 +357,6 @@ class Engine:
         self.close()
 
 
-def _bind(level: Level, device: Device, info: LevelInfo, target: LevelMemory, slabs: SlabPool) -> None:
-    """Give a drafting level its programs, and pages of its own from the slabs all levels share. Its prefixes are not reused."""
-    memory = device.load_level(info.name, slabs.num_slabs * slabs.slab_bytes // info.kv.page_bytes if info.kv else 0)
-    own = info.kv is not None and "kv_of" not in info.params  # else it reads the target's
-    level.bind(memory, target, level_pool(slabs, memory, reuse=False) if own else None)
-
-
 def _as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     """One prompt or many: a text, a list of ids and a list of messages are one."""
     if isinstance(prompts, str):
@@ -449,13 +369,3 @@ def _as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     if isinstance(first, (str, Sequence)):
         return list(cast("Sequence[Prompt]", prompts))
     return [cast("Prompt", prompts)]
-
-
-def _open_tokenizer(artifact: Artifact) -> Tokenizer | None:
-    """The artifact's tokenizer, None if it has none (then prompts are token ids)."""
-    files, model = artifact.manifest.files, artifact.manifest.model
-    if "tokenizer.json" not in files:
-        return None
-    template = artifact.path("chat_template.jinja") if "chat_template.jinja" in files else None
-    eos = model.eos_token_ids[0] if model.eos_token_ids else None
-    return Tokenizer.open(artifact.path("tokenizer.json"), template, bos_token_id=model.bos_token_id, eos_token_id=eos)
