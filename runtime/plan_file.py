@@ -9,6 +9,7 @@ import json
 import platform
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from math import inf
 from pathlib import Path
 
 from mlsdc.runtime.artifact import Artifact
@@ -67,25 +68,45 @@ class PlanFile:
                 raise ArtifactError(f"{path}: plan format {raw['format']}, this runtime reads {FORMAT}: run `mlsdc tune` again")
             costs = raw["costs"]
             table = CostTable(tuple(map(int, costs["contexts"])), tuple(map(int, costs["rows"])),
-                              tuple(tuple(map(float, line)) for line in costs["seconds"]), dict(costs["draft_s"]))
+                              tuple(tuple(map(float, line)) for line in costs["seconds"]),
+                              {str(name): _seconds("draft_s", seconds) for name, seconds in costs["draft_s"].items()})
             _check(table)
-            return PlanFile(str(raw["artifact"]), str(raw["machine"]), table, float(raw["host_s"]),
-                            tuple(Rate(**rate) for rate in raw["rates"]), tuple(PlanSpeed(**speed) for speed in raw["speeds"]),
+            return PlanFile(str(raw["artifact"]), str(raw["machine"]), table, _seconds("host_s", raw["host_s"]),
+                            tuple(_rate(**rate) for rate in raw["rates"]), tuple(_speed(**speed) for speed in raw["speeds"]),
                             dict(raw["dropped"]), {name: tuple(map(float, chances)) for name, chances in raw["ranks"].items()},
                             int(raw["prompts"]), int(raw["tokens"]))
         except ArtifactError:
             raise
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise ArtifactError(f"{path}: not a plan ({type(error).__name__}: {error}); run `mlsdc tune` again or remove it") from None
 
 
 def _check(table: CostTable) -> None:
     if not table.rows or not table.contexts or list(table.rows) != sorted(set(table.rows)) or table.rows[0] < 1:
         raise ValueError("costs: rows must rise from 1")
+    if list(table.contexts) != sorted(set(table.contexts)):
+        raise ValueError("costs: contexts must rise")
     if len(table.seconds) != len(table.contexts) or any(len(line) != len(table.rows) for line in table.seconds):
         raise ValueError("costs: seconds do not fit rows and contexts")
     if any(not 0 < second < 1e3 for line in table.seconds for second in line):
         raise ValueError("costs: seconds must be positive")
+
+
+def _seconds(name: str, value: float) -> float:
+    if not 0 <= float(value) < 1e3:
+        raise ValueError(f"{name}: {value}, expected seconds")
+    return float(value)
+
+
+def _rate(level: str, depth: int, sampled: bool, steps: int, mass: float, hit: float) -> Rate:
+    rate = Rate(str(level), int(depth), bool(sampled), int(steps), float(mass), float(hit))
+    if rate.depth < 1 or rate.steps < 0 or not 0 <= rate.mass < inf or not 0 <= rate.hit <= 1:
+        raise ValueError(f"rates: {rate}, expected a depth from 1, steps and mass from 0, hit from 0 to 1")
+    return rate
+
+
+def _speed(name: str, predicted: float, measured: float | None, length: float) -> PlanSpeed:
+    return PlanSpeed(str(name), float(predicted), None if measured is None else float(measured), float(length))
 
 
 def plan_path(artifact: Path) -> Path:

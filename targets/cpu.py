@@ -17,11 +17,12 @@ from mlsdc.compiler.quantise import Q4, Q8
 from mlsdc.compiler.types import Dim, DType, KvType, TensorType, Type
 from mlsdc.runtime.kv_format import KvGeometry
 from mlsdc.runtime.manifest import TargetInfo
-from mlsdc.runtime.program import InputArg, IntArg, Tap
+from mlsdc.runtime.program import InputArg, Tap
 from mlsdc.runtime.step import Limits
 from mlsdc.targets.cpu_isa import ISAS, CpuIsa
 from mlsdc.targets.cpu_layout import a8_offsets, bf16_bytes, pack_bf16, pack_q4, pack_q8, q4_bytes, q8_bytes
 from mlsdc.targets.protocol import Call, CallArg, Declined, KernelSpec, Lowering, Target, TempRef, ValueRef
+from mlsdc.targets.values import counted_rows, fine_args, fine_of, geometry_of, input_type, whole
 from mlsdc.templates import params as P
 from mlsdc.templates.params import padded
 
@@ -30,7 +31,6 @@ LOWER: dict[type[Op], Callable[[CpuTarget, Node, Any, Graph], Lowering | Decline
 MAX_FINE = 4  # groups of a value that may have a second plane
 TILE = 8  # rows of an activation tile: they share cache lines, so one thread writes them all
 TINY = 16  # rows of a kernel that takes less time than waking a thread
-COUNTS = {"rows": (P.ROWS, "ROWS"), "out": (P.OUT, "OUT")}
 
 
 def lowers(kind: type[T]) -> Callable[[Callable[[CpuTarget, Node, T, Graph], Lowering | Declined]], Callable[..., Lowering | Declined]]:
@@ -129,27 +129,18 @@ def spec(template: str, params: Any, *abi: str) -> KernelSpec:
 STREAM_READ = spec("stream_read", P.StreamRead(), "X: i32", "Y: i32")  # no program's: what `mlsdc bench` compares programs with
 
 
-def whole(type_: TensorType) -> tuple[int, ...]:
-    """The shape of a weight: no symbolic sizes."""
-    return tuple(int(size) for size in type_.shape if isinstance(size, int))
-
-
 def kv_geometry(graph: Graph) -> KvGeometry | None:
     """Geometry of the graph's KV cache input, if it has one."""
     for node in graph.inputs():
         if isinstance(node.type, KvType):
-            t = node.type
-            return KvGeometry(t.format, t.page_size, t.num_layers, t.num_kv_heads, t.head_dim)
+            return geometry_of(node.type)
     return None
 
 
 def rows_of(type_: Type) -> tuple[int, str, int]:
     """Of a row-wise value: header word index, header word name, rows padded to whole tiles."""
-    assert isinstance(type_, TensorType)
-    dim = type_.shape[0]
-    assert isinstance(dim, Dim)
-    index, name = COUNTS[dim.name]
-    return index, name, padded(dim.hi, 8)
+    index, name, most = counted_rows(type_)
+    return index, name, padded(most, 8)
 
 
 def storage(type_: Type) -> int:
@@ -164,17 +155,8 @@ def storage(type_: Type) -> int:
     return padded(rows * int(np.prod(sizes[1:])) * element, 64)
 
 
-def fine_of(graph: Graph, value: str) -> tuple[int, ...]:
-    """Groups of an a8 or a16 value that have a second plane, as the node that made it says."""
-    return getattr(graph[value].op, "fine", ())
-
-
 def fine_abi(fine: tuple[int, ...]) -> tuple[str, ...]:
     return tuple(f"FINE{i}: int" for i in range(len(fine)))
-
-
-def fine_args(fine: tuple[int, ...]) -> tuple[CallArg, ...]:
-    return tuple(IntArg(group) for group in fine)
 
 
 def a8_args(value: str, rows_padded: int, k: int, fine: int = 0) -> tuple[CallArg, ...]:
@@ -186,12 +168,6 @@ def a8_args(value: str, rows_padded: int, k: int, fine: int = 0) -> tuple[CallAr
 A8_IN = ("XQ: i32", "SX: f32", "CS: f32")
 A8_OUT = ("YQ: i32", "YS: f32", "YC: f32")
 HEADER = InputArg("header")
-
-
-def input_type(graph: Graph, node: Node, index: int) -> TensorType:
-    type_ = graph[node.inputs[index]].type
-    assert isinstance(type_, TensorType)
-    return type_
 
 
 @lowers(ops_nn.Embed)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from mlsdc.compiler import ops_heads
 from mlsdc.compiler.graph import Graph, Node
-from mlsdc.targets.cpu import CpuTarget, input_type, lowers, rows_of, spec, whole
-from mlsdc.targets.cpu_plain import launch, values
+from mlsdc.targets.cpu import CpuTarget, lowers, rows_of, spec
+from mlsdc.targets.cpu_plain import launch
 from mlsdc.targets.protocol import Lowering
+from mlsdc.targets.values import input_type, values, whole
 from mlsdc.templates.params_heads import TopK
 
 

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 
 from mlsdc.compiler import ops_kv, ops_quant
 from mlsdc.compiler.graph import Graph, Node
-from mlsdc.compiler.types import KvType
 from mlsdc.runtime.kv_format import KvGeometry
 from mlsdc.runtime.program import InputArg, PoolArg
 from mlsdc.runtime.step import Limits
-from mlsdc.targets.cpu import A8_OUT, HEADER, TILE, TINY, a8_args, input_type, kv_geometry, lowers, spec, storage, whole
+from mlsdc.targets.cpu import A8_OUT, HEADER, TILE, TINY, a8_args, kv_geometry, lowers, spec, storage
 from mlsdc.targets.protocol import Call, CallArg, Lowering, TempRef, ValueRef
+from mlsdc.targets.values import geometry_of, input_type, whole
 from mlsdc.templates import params_kv as K
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def commit_lowering(geometry: KvGeometry, limits: Limits) -> Lowering:
 
 @lowers(ops_quant.AppendKvSlice)
 def lower_append_slice(target: CpuTarget, node: Node, op: ops_quant.AppendKvSlice, graph: Graph) -> Lowering:
-    geometry = geometry_of(node)
+    geometry = geometry_of(node.type)
     (columns,) = whole(input_type(graph, node, 1))
     half = whole(input_type(graph, node, 2))[1]
     params = K.AppendKv(geometry, target.limits, geometry.layer_format(op.layer), True, columns, op.k_start, op.v_start, half)
@@ -60,7 +60,7 @@ def lower_append_slice(target: CpuTarget, node: Node, op: ops_quant.AppendKvSlic
 
 @lowers(ops_kv.AppendKv)
 def lower_append(target: CpuTarget, node: Node, op: ops_kv.AppendKv, graph: Graph) -> Lowering:
-    geometry = geometry_of(node)
+    geometry = geometry_of(node.type)
     return append(node, op.layer, K.AppendKv(geometry, target.limits, geometry.layer_format(op.layer)), ("KX: f32", "VX: f32"))
 
 
@@ -99,12 +99,6 @@ def settle(geometry: KvGeometry, limits: Limits, layer: int) -> Call:
                   "POS: i32", "SEQ: i32", "SLOT: i32", "CTX: i32", "ROWS: i32")
     inputs = ("tail_table", "positions", "row_seq", "row_slot", "seq_ctx", "seq_rows")
     return Call(kernel, 1, "ROWS", (PoolArg(geometry.wide.k_offset(layer, 0)), TempRef("chunk"), *map(InputArg, inputs)), TINY)
-
-
-def geometry_of(node: Node) -> KvGeometry:
-    t = node.type
-    assert isinstance(t, KvType)
-    return KvGeometry(t.format, t.page_size, t.num_layers, t.num_kv_heads, t.head_dim)
 
 
 @lowers(ops_kv.PagedAttention)

@@ -7,24 +7,10 @@ from math import prod
 from mlsdc.compiler import ops_core, ops_moe
 from mlsdc.compiler.graph import Graph, Node
 from mlsdc.compiler.types import DType, TensorType
-from mlsdc.targets.cpu import (
-    A8_IN,
-    HEADER,
-    TINY,
-    CpuTarget,
-    a8_args,
-    fine_abi,
-    fine_args,
-    fine_of,
-    input_type,
-    lowers,
-    rows_of,
-    spec,
-    storage,
-    whole,
-)
-from mlsdc.targets.cpu_plain import is_rows, launch, values
+from mlsdc.targets.cpu import A8_IN, HEADER, TINY, CpuTarget, a8_args, fine_abi, lowers, rows_of, spec, storage
+from mlsdc.targets.cpu_plain import launch
 from mlsdc.targets.protocol import Call, CallArg, Declined, Lowering, TempRef, ValueRef
+from mlsdc.targets.values import fine_args, fine_of, input_type, is_rows, values, whole
 from mlsdc.templates import params_moe as P
 
 

@@ -10,11 +10,13 @@ from math import prod
 
 from mlsdc.compiler import ops_core, ops_kv, ops_nn
 from mlsdc.compiler.graph import Graph, Node
+from mlsdc.compiler.ops import Op
 from mlsdc.compiler.types import Dim, DType, TensorType, Type
 from mlsdc.runtime.program import InputArg, PoolArg
-from mlsdc.targets.cpu import COUNTS, HEADER, CpuTarget, input_type, kv_geometry, lower_embed, lowers, rows_of, spec, storage, whole
+from mlsdc.targets.cpu import HEADER, CpuTarget, kv_geometry, lower_embed, lowers, rows_of, spec, storage
+from mlsdc.targets.elementwise import OPS, classified
 from mlsdc.targets.protocol import Call, CallArg, Declined, KernelSpec, Lowering, ValueRef
-from mlsdc.targets.strides import POWERS, Strides, broadcast, collapsed, strides_of
+from mlsdc.targets.values import input_type, is_rows, values, whole
 from mlsdc.templates import params_kv as K
 from mlsdc.templates import params_plain as P
 from mlsdc.templates.params import padded
@@ -31,87 +33,25 @@ def launch(node: Node, kernel: KernelSpec, tasks: int, *args: CallArg) -> Loweri
     return Lowering((Call(kernel, tasks, rows_of(node.type)[1], (*args, ValueRef(node.name))),), storage(laid_out))
 
 
-def values(node: Node) -> tuple[ValueRef, ...]:
-    return tuple(ValueRef(name) for name in node.inputs)
-
-
-def is_rows(type_: Type) -> bool:
-    """f32[rows, ...] with static axes behind the rows."""
-    if not isinstance(type_, TensorType) or type_.dtype is not DType.F32 or type_.rank < 2:
-        return False
-    rows, *rest = type_.shape
-    return isinstance(rows, Dim) and rows.name in COUNTS and all(isinstance(size, int) for size in rest)
-
-
 # elementwise ops and copies
 
 
-@lowers(ops_core.Unary)
-def lower_unary(target: CpuTarget, node: Node, op: ops_core.Unary, graph: Graph) -> Lowering | Declined:
-    if op.fn in ("cos", "sin"):
-        return Declined(f"unary {op.fn}; the CPU turns angles in rope_table only (is raise-rope disabled?)")
-    return elementwise(node, graph, op.fn)
-
-
-@lowers(ops_core.Binary)
-def lower_binary(target: CpuTarget, node: Node, op: ops_core.Binary, graph: Graph) -> Lowering | Declined:
-    return Declined("binary pow") if op.fn == "pow" else elementwise(node, graph, op.fn)
-
-
-@lowers(ops_core.Scalar)
-def lower_scalar(target: CpuTarget, node: Node, op: ops_core.Scalar, graph: Graph) -> Lowering | Declined:
-    if op.fn != "pow":
-        return elementwise(node, graph, op.fn, op.value)
-    if op.value not in POWERS:
-        return Declined(f"pow by {op.value}; the CPU has {', '.join(map(str, POWERS))}")
-    return elementwise(node, graph, POWERS[op.value])
-
-
-@lowers(ops_core.Expand)
-def lower_expand(target: CpuTarget, node: Node, op: ops_core.Expand, graph: Graph) -> Lowering | Declined:
-    return elementwise(node, graph, "copy")
-
-
-@lowers(ops_core.Slice)
-def lower_slice(target: CpuTarget, node: Node, op: ops_core.Slice, graph: Graph) -> Lowering | Declined:
-    x = input_type(graph, node, 0)
-    if not is_rows(x):
-        return Declined(f"slice of {x}")
-    strides = strides_of(x)
-    return elementwise(node, graph, "copy", moved=(strides, op.start * strides[op.axis % x.rank]))
-
-
-@lowers(ops_core.Transpose)
-def lower_transpose(target: CpuTarget, node: Node, op: ops_core.Transpose, graph: Graph) -> Lowering | Declined:
-    x = input_type(graph, node, 0)
-    swap = {op.a % x.rank: op.b % x.rank, op.b % x.rank: op.a % x.rank}
-    if not is_rows(x) or 0 in swap:
-        return Declined(f"transpose of {x} by axes {op.a} and {op.b}")
-    strides = strides_of(x)
-    return elementwise(node, graph, "copy", moved=(tuple(strides[swap.get(axis, axis)] for axis in range(x.rank)), 0))
-
-
-def elementwise(
-    node: Node, graph: Graph, fn: str, value: float | None = None, moved: tuple[Strides, int] | None = None
-) -> Lowering | Declined:
-    """fn over rows. `moved`: strides and start of the one input, where they are not what its shape says."""
-    if not is_rows(node.type):
-        return Declined(f"{node.op.opname} {fn} of {node.type}")
-    out = node.type
-    assert isinstance(out, TensorType)
-    rows = rows_of(out)[2]
+def lower_elementwise(target: CpuTarget, node: Node, op: Op, graph: Graph) -> Lowering | Declined:
+    found = classified(node, graph)
+    if isinstance(found, Declined):
+        return found
+    rows = rows_of(node.type)[2]
     operands = []
-    for index in range(len(node.inputs)):
-        x = input_type(graph, node, index)
-        if x.dtype is not DType.F32 or not all(isinstance(size, int) for size in x.shape[1:]):
-            return Declined(f"{node.op.opname} {fn} of {x}")
-        size = prod((rows if isinstance(n, Dim) else n for n in x.shape), start=1)
-        strides, start = moved or (broadcast(x, out), 0)
-        operands.append((size, strides, start))
-    dims, steps = collapsed(whole(out), [strides for _, strides, _ in operands])
-    kernel = P.Elementwise(fn, rows, dims, tuple(P.Operand(size, s, at) for (size, _, at), s in zip(operands, steps, strict=True)), value)
+    for operand in found.operands:
+        size = prod((rows if isinstance(n, Dim) else n for n in operand.type.shape), start=1)
+        operands.append(P.Operand(size, operand.strides, operand.start))
+    kernel = P.Elementwise(found.fn, rows, found.dims, tuple(operands), found.value)
     names = ("A: f32", "B: f32")[: len(operands)]
     return launch(node, spec("elementwise", kernel, *names, "Y: f32"), 1, *values(node))
+
+
+for elementwise in OPS:
+    lowers(elementwise)(lower_elementwise)
 
 
 # row-wise ops

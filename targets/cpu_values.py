@@ -13,14 +13,13 @@ from mlsdc.compiler.types import GROUP, DType, KvType, TensorType
 from mlsdc.runtime.device.cpu import ERROR, CpuLevel, CpuProgram
 from mlsdc.runtime.errors import DeviceError
 from mlsdc.runtime.program import ArenaArg, InputArg, Launch
-from mlsdc.runtime.step import Array, Header
-from mlsdc.targets.cpu import fine_of
+from mlsdc.runtime.step import Array
 from mlsdc.targets.cpu_layout import unpack_a8
+from mlsdc.targets.values import COUNTS, fine_of
 from mlsdc.templates.params import padded
 
 NativeValue = Array | A8 | A16 | KvState
 RESULT = {DType.F32: "Y", DType.I32: "Y", DType.A8: "YQ", DType.A16: "YQ"}  # names in kernel ABIs of what a launch writes
-COUNTS = {"rows": Header.ROWS, "out": Header.OUT}
 
 
 def run_launches(program: CpuProgram, graph: Graph) -> Iterator[tuple[str, str, NativeValue | None]]:
@@ -48,7 +47,7 @@ def read_value(level: CpuLevel, graph: Graph, launch: Launch) -> NativeValue | N
         return None
     abi = [name.split(":")[0] for name in level.device.target.kernels[launch.kernel].abi]
     names = dict(zip(abi, launch.args, strict=True))
-    shape = tuple(size if isinstance(size, int) else int(level.buffers.header[COUNTS[size.name]]) for size in type_.shape)
+    shape = tuple(size if isinstance(size, int) else int(level.buffers.header[COUNTS[size.name][0]]) for size in type_.shape)
     if type_.dtype in (DType.A8, DType.A16):  # kernels that only quantise call their result as others call their input
         codes, scales = (names.get(f"Y{name}", names.get(old)) for name, old in (("Q", "XQ"), ("S", "SX")))
         if not isinstance(codes, ArenaArg) or not isinstance(scales, ArenaArg):

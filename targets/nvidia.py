@@ -17,18 +17,18 @@ from mlsdc.compiler.errors import CompileError
 from mlsdc.compiler.graph import Graph, Node
 from mlsdc.compiler.ops import Op
 from mlsdc.compiler.quantise import Q4, Q8
-from mlsdc.compiler.types import GROUP, Dim, DType, KvType, TensorType, Type
+from mlsdc.compiler.types import GROUP, Dim, DType, TensorType, Type
 from mlsdc.runtime.kv_format import KvGeometry, to_bf16
 from mlsdc.runtime.manifest import TargetInfo
 from mlsdc.runtime.program import Tap
-from mlsdc.runtime.step import Header, Limits
+from mlsdc.runtime.step import Limits
 from mlsdc.targets.hardware import GPUS, Gpu
 from mlsdc.targets.nvidia_layout import pack_q4, pack_q8, packed_bytes
 from mlsdc.targets.protocol import Declined, KernelSpec, Lowering, Target
+from mlsdc.targets.values import whole
 
 T = TypeVar("T", bound=Op)
 LOWER: dict[type[Op], Callable[[NvidiaTarget, Node, Any, Graph], Lowering | Declined]] = {}
-COUNTS = {"rows": (int(Header.ROWS), "ROWS"), "out": (int(Header.OUT), "OUT")}
 ELEMENT = {DType.BOOL: 1, DType.I8: 1, DType.U8: 1, DType.BF16: 2, DType.F16: 2, DType.I64: 8}
 PLAIN = {DType.F32: np.float32, DType.F16: np.float16}
 
@@ -112,11 +112,6 @@ class NvidiaTarget(Target):
         return type_
 
 
-def whole(type_: TensorType) -> tuple[int, ...]:
-    """The static sizes of a shape: all of a weight's, those behind the rows of others."""
-    return tuple(int(size) for size in type_.shape if isinstance(size, int))
-
-
 def sizes(type_: Type) -> list[int]:
     """Shape of a row-wise tensor, at the limit where it is symbolic."""
     assert isinstance(type_, TensorType)
@@ -127,43 +122,11 @@ def columns_of(type_: Type) -> int:
     return sizes(type_)[1]
 
 
-def is_rows(type_: Type) -> bool:
-    """f32[rows, ...] with static axes behind the rows."""
-    if not isinstance(type_, TensorType) or type_.dtype is not DType.F32 or type_.rank < 2:
-        return False
-    rows, *rest = type_.shape
-    return isinstance(rows, Dim) and rows.name in COUNTS and all(isinstance(size, int) for size in rest)
-
-
-def counted(node: Node) -> tuple[int, str, int]:
-    """Of a row-wise value: the header word that counts its rows, that word's name, rows at most."""
-    assert isinstance(node.type, TensorType)
-    dim = node.type.shape[0]
-    assert isinstance(dim, Dim)
-    return (*COUNTS[dim.name], dim.hi)
-
-
 def storage(type_: Type) -> int:
     """Bytes of a plain value in the arena."""
     if not isinstance(type_, TensorType):
         return 0
     return int(np.prod(sizes(type_))) * ELEMENT.get(type_.dtype, 4)
-
-
-def input_type(graph: Graph, node: Node, index: int) -> TensorType:
-    type_ = graph[node.inputs[index]].type
-    assert isinstance(type_, TensorType)
-    return type_
-
-
-def fine_of(graph: Graph, value: str) -> tuple[int, ...]:
-    """Groups of an a8 or a16 value that have a second plane, as the node that made it says."""
-    return getattr(graph[value].op, "fine", ())
-
-
-def geometry_of(type_: Type) -> KvGeometry:
-    assert isinstance(type_, KvType)
-    return KvGeometry(type_.format, type_.page_size, type_.num_layers, type_.num_kv_heads, type_.head_dim)
 
 
 def a8_bytes(max_rows: int, columns: int) -> int:

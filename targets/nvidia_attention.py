@@ -11,9 +11,10 @@ from mlsdc.compiler.types import Type
 from mlsdc.runtime.kv_format import KvGeometry
 from mlsdc.runtime.program import InputArg, PoolArg
 from mlsdc.runtime.step import BLOCK, Limits
-from mlsdc.targets.nvidia import NvidiaTarget, a8_bytes, columns_of, geometry_of, lowers, sizes
+from mlsdc.targets.nvidia import NvidiaTarget, a8_bytes, columns_of, lowers, sizes
 from mlsdc.targets.protocol import Call, CallArg, Declined, KernelSpec, Lowering, TempRef, ValueRef
 from mlsdc.targets.triton_build import TEMPLATES
+from mlsdc.targets.values import geometry_of
 from mlsdc.templates.params_triton import AppendKv, AttendCombine, AttendSplit, Commit, Rope
 
 SPLIT_INPUTS = ("header", "positions", "row_slot", "ancestors", "seq_ctx", "seq_row", "seq_rows", "page_table", "scratch_table")

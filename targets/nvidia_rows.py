@@ -11,20 +11,10 @@ from typing import Any
 from mlsdc.compiler import ops_core, ops_nn, ops_quant
 from mlsdc.compiler.graph import Graph, Node
 from mlsdc.compiler.types import DType, TensorType
-from mlsdc.runtime.program import InputArg, IntArg
-from mlsdc.targets.nvidia import (
-    NvidiaTarget,
-    a8_bytes,
-    columns_of,
-    counted,
-    fine_of,
-    input_type,
-    is_rows,
-    lowers,
-    storage,
-    whole,
-)
+from mlsdc.runtime.program import InputArg
+from mlsdc.targets.nvidia import NvidiaTarget, a8_bytes, columns_of, lowers, storage
 from mlsdc.targets.protocol import Call, CallArg, Declined, KernelSpec, Lowering, TempRef, ValueRef
+from mlsdc.targets.values import counted_rows, fine_args, fine_of, input_type, is_rows, values, whole
 from mlsdc.templates import params_triton_rows as P
 
 HEADER = InputArg("header")
@@ -37,26 +27,18 @@ MOST_ROW = 16384  # columns that one program holds at a time
 def launch(node: Node, params: Any, abi: tuple[str, ...], args: tuple[CallArg, ...], *, grid: int = 1, grain: int = 1,
            in_place_of: str | None = None) -> Lowering:
     """One launch over the node's rows; the last argument is the result."""
-    call = Call(KernelSpec(params.template, params, abi), grid, counted(node)[1], (*args, ValueRef(node.name)), grain)
+    call = Call(KernelSpec(params.template, params, abi), grid, counted_rows(node.type)[1], (*args, ValueRef(node.name)), grain)
     return Lowering((call,), storage(node.type), in_place_of=in_place_of)
-
-
-def values(node: Node) -> tuple[ValueRef, ...]:
-    return tuple(ValueRef(name) for name in node.inputs)
 
 
 def rows(node: Node) -> tuple[int, int]:
     """(header word, rows at most): what every RowParams begins with."""
-    word, _, most = counted(node)
+    word, _, most = counted_rows(node.type)
     return word, most
 
 
 def fine_abi(fine: tuple[int, ...]) -> tuple[str, ...]:
     return tuple(f"fine{i}: i32" for i in range(len(fine)))
-
-
-def fine_args(fine: tuple[int, ...]) -> tuple[CallArg, ...]:
-    return tuple(IntArg(group) for group in fine)
 
 
 @lowers(ops_nn.Embed)
@@ -146,8 +128,8 @@ def unfit(weight: TensorType, node: Node) -> str | None:
     n, k = whole(weight)
     if weight.dtype not in BITS:
         return f"weight of {weight.dtype}; there are templates for q8 and q4"
-    if n * k >= MOST_ELEMENTS or counted(node)[2] * n >= MOST_ELEMENTS:
-        return f"weight of {n} x {k} for {counted(node)[2]} rows: kernels count elements in 31 bits"
+    if n * k >= MOST_ELEMENTS or counted_rows(node.type)[2] * n >= MOST_ELEMENTS:
+        return f"weight of {n} x {k} for {counted_rows(node.type)[2]} rows: kernels count elements in 31 bits"
     return None
 
 
@@ -157,8 +139,8 @@ def lower_linear(target: NvidiaTarget, node: Node, op: ops_nn.Linear, graph: Gra
     if weight.dtype not in PLAIN or not is_rows(x) or x.rank != 2:
         return Declined(f"linear of {x} and {weight}; there are templates for f32[rows, k] and weights of f32 and bf16")
     n, k = whole(weight)
-    if n * k >= MOST_ELEMENTS or counted(node)[2] * n >= MOST_ELEMENTS:
-        return Declined(f"weight of {n} x {k} for {counted(node)[2]} rows: kernels count elements in 31 bits")
+    if n * k >= MOST_ELEMENTS or counted_rows(node.type)[2] * n >= MOST_ELEMENTS:
+        return Declined(f"weight of {n} x {k} for {counted_rows(node.type)[2]} rows: kernels count elements in 31 bits")
     params = P.Linear(*rows(node), n, k, PLAIN[weight.dtype], len(node.inputs) == 3)
     abi = ("x_ptr: *f32", f"w_ptr: *{params.dtype}", *(("bias_ptr: *f32",) if params.bias else ()), "header: *i32", "y_ptr: *f32")
     return launch(node, params, abi, (*values(node), HEADER), grid=params.grid, grain=params.block_m)
@@ -177,7 +159,7 @@ def lower_gather(target: NvidiaTarget, node: Node, op: ops_core.GatherRows, grap
 def lower_argmax(target: NvidiaTarget, node: Node, op: ops_core.ArgMax, graph: Graph) -> Lowering | Declined:
     if not is_rows(input_type(graph, node, 0)):
         return Declined(f"argmax of {input_type(graph, node, 0)}")
-    word, count, most = counted(node)
+    word, count, most = counted_rows(node.type)
     n = columns_of(input_type(graph, node, 0))
     part, join = (kind(word, most, n, op.limit or n) for kind in (P.ArgMax, P.ArgMaxJoin))
     value, index = TempRef("values"), TempRef("indices")

@@ -53,8 +53,29 @@ class Rows(TirParams):
     rows_padded: int = named("m")  # type: ignore[assignment]
 
 
+class Packed:
+    """What kernels that multiply packed weights by a8 or a16 rows ask of their weights' format and columns."""
+
+    weights: str
+    k: int
+    fine: int
+
+    @property
+    def pair_bytes(self) -> int:
+        return PAIR_BYTES[self.weights]
+
+    @property
+    def k_padded(self) -> int:
+        return padded(self.k, 64)
+
+    @property
+    def k_total(self) -> int:
+        """Columns that a row of the activations takes in memory."""
+        return total_columns(self.k, self.fine)
+
+
 @dataclass(frozen=True)
-class LinearQ(Rows):
+class LinearQ(Packed, Rows):
     """y[rows, n] = h[rows, k] @ W[n, k]^T, W in 16-row blocks of `weights` (targets/cpu_layout.py). `fine` groups have a second plane
     (a16)."""
 
@@ -71,24 +92,12 @@ class LinearQ(Rows):
         return f"linear_{self.weights}"
 
     @property
-    def pair_bytes(self) -> int:
-        return PAIR_BYTES[self.weights]
-
-    @property
-    def k_padded(self) -> int:
-        return padded(self.k, 64)
-
-    @property
-    def k_total(self) -> int:
-        return total_columns(self.k, self.fine)
-
-    @property
     def n_padded(self) -> int:
         return padded(self.n, 16)
 
 
 @dataclass(frozen=True)
-class GatedQ(Rows):
+class GatedQ(Packed, Rows):
     """a8[rows, n] = quantise(act(gate) * up), (gate | up) = h @ W[2n, k]^T."""
 
     weights: str = named("", default="q8")  # type: ignore[assignment]
@@ -101,18 +110,6 @@ class GatedQ(Rows):
     @property
     def stem(self) -> str:  # type: ignore[override]
         return f"gated_{self.weights}"
-
-    @property
-    def pair_bytes(self) -> int:
-        return PAIR_BYTES[self.weights]
-
-    @property
-    def k_padded(self) -> int:
-        return padded(self.k, 64)
-
-    @property
-    def k_total(self) -> int:
-        return total_columns(self.k, self.fine)
 
     @property
     def n_padded(self) -> int:

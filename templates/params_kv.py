@@ -64,6 +64,11 @@ class Paged(TirParams):
         return rotation_size(self.head_dim)
 
     @property
+    def rotation_strides(self) -> tuple[int, ...]:
+        """Distances of the rotation's pairs that lie in different vectors of 16 channels."""
+        return tuple(2**n for n in range(4, self.rotation.bit_length() - 1))
+
+    @property
     def key_fragments(self) -> str:
         return FRAGMENTS_OF_KEYS.get(self.keys, self.keys)
 
@@ -270,7 +275,6 @@ class AppendKv(Paged):
     def lanes(self) -> int:
         """LLVM 22 gives invalid code for a vector load over narrower vector stores: halves that are no whole vectors turn one by one."""
         return 1 if self.half % 16 else 16
-
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import gcd
 
-from mlsdc.templates.params import PAIR_BYTES, Rows, TirParams, named, padded, total_columns
+from mlsdc.templates.params import Packed, Rows, TirParams, named, total_columns
 
 LANES = 16
 
@@ -113,7 +113,7 @@ class ExpertLinearF32(Experts):
 
 
 @dataclass(frozen=True)
-class ExpertLinearQ(Experts):
+class ExpertLinearQ(Packed, Experts):
     """The same by int8 dots; W in 16-row blocks (targets/cpu_layout.py), no block with rows of two experts."""
 
     weights: str = named("", default="q8")  # type: ignore[assignment]
@@ -129,16 +129,7 @@ class ExpertLinearQ(Experts):
         return f"expert_linear_{self.weights}"
 
     @property
-    def pair_bytes(self) -> int:
-        return PAIR_BYTES[self.weights]
-
-    @property
-    def k_padded(self) -> int:
-        return padded(self.k, 64)
-
-    @property
     def k_total(self) -> int:
-        """Columns that a row of the activations takes in memory."""
         return total_columns(self.k * self.inputs, self.fine)
 
     @property

@@ -72,10 +72,29 @@ def test_a_broken_plan_is_one_line(tuned: Path, tmp_path: Path, text: str, messa
 
 @pytest.mark.parametrize("change", [
     {"rows": [2, 1]}, {"rows": []}, {"seconds": [[1.0]]}, {"seconds": "x"}, {"contexts": [1, 2, 3]},
+    {"contexts": [9], "seconds": [[]]}, {"draft_s": []}, {"draft_s": {"counts": "x"}}, {"draft_s": {"counts": -1.0}},
 ])
 def test_costs_that_are_none_are_refused(tuned: Path, tmp_path: Path, change: dict[str, object]) -> None:
     raw = json.loads(plan_path(tuned).read_text())
     (tmp_path / "x.json").write_text(json.dumps({**raw, "costs": {**raw["costs"], **change}}))
+    with pytest.raises(ArtifactError, match="x.json: not a plan"):
+        PlanFile.read(tmp_path / "x.json")
+
+
+RATE: dict[str, object] = {"level": "counts", "depth": 1, "sampled": False, "steps": 3, "mass": 0.5, "hit": 0.5}
+
+
+@pytest.mark.parametrize("change", [
+    {"rates": [{**RATE, "depth": "a"}]}, {"rates": [{**RATE, "depth": 0}]}, {"rates": [{**RATE, "mass": float("nan")}]},
+    {"rates": [{**RATE, "hit": -5}]}, {"rates": [{"level": "counts"}]}, {"ranks": [1]}, {"host_s": float("nan")}, {"dropped": 3},
+    {"speeds": [{"name": "a", "predicted": "x", "measured": None, "length": 1}]},
+    {"costs": {"contexts": [2, 2], "rows": [1, 2], "seconds": [[0.1, 0.2], [0.1, 0.2]], "draft_s": {}}},
+])
+def test_figures_that_are_none_are_refused_before_anything_uses_them(tuned: Path, tmp_path: Path, change: dict[str, object]) -> None:
+    raw = json.loads(plan_path(tuned).read_text())
+    (tmp_path / "x.json").write_text(json.dumps({**raw, "rates": [RATE]}))
+    assert PlanFile.read(tmp_path / "x.json").rates[0].hit == 0.5
+    (tmp_path / "x.json").write_text(json.dumps({**raw, **change}))
     with pytest.raises(ArtifactError, match="x.json: not a plan"):
         PlanFile.read(tmp_path / "x.json")
 

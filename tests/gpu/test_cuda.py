@@ -17,8 +17,9 @@ import pytest
 
 from mlsdc.runtime.artifact import Artifact
 from mlsdc.runtime.device import open_device
-from mlsdc.runtime.device.cuda import CudaDevice, CudaLevel, CudaProgram, input_places, powers
+from mlsdc.runtime.device.cuda import CudaDevice, CudaLevel
 from mlsdc.runtime.device.cuda_driver import Driver, choose, fits
+from mlsdc.runtime.device.cuda_program import CudaProgram, input_places, powers
 from mlsdc.runtime.errors import ArtifactError, DeviceError
 from mlsdc.runtime.manifest import TargetInfo
 from mlsdc.runtime.program import ArenaArg

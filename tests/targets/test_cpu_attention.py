@@ -34,7 +34,7 @@ SHAPES = {
     "int8 of 256": Shape(2, 1, 256, page_size=64, format="int8"), "fp8": Shape(4, 2, 64, page_size=32, format="fp8", window=40),
     "int8 with a window": Shape(4, 2, 112, page_size=32, format="int8", window=100, softcap=2.0),
     "int8 keys": Shape(6, 2, 64, page_size=16, format="int8/fp8"), "fp8 keys": Shape(3, 1, 96, page_size=64, format="fp8/bf16"),
-    "int4 tokens": Shape(3, 1, 64, page_size=32, format="int4-token"),
+    "int4 tokens": Shape(3, 1, 64, page_size=32, format="int4-token"), "int4 of 512": Shape(1, 1, 512, page_size=16, format="int4-token"),
     "int4 values": Shape(4, 2, 80, page_size=16, format="int8/int4-token", window=100),
 }  # fmt: skip
 QUANTISED = ("smollm2", "four a group", "window of 40")
@@ -43,9 +43,7 @@ SOME = ("smollm2", "four a group", "wide", "window of 40", "int8", "int8 with a 
 
 def allowed(shape: Shape) -> float:
     """Largest error of a result near 1. Integer dots take q and the probabilities in two planes of int8: 2^-15 of the largest of a row."""
-    return 2e-4 if "int" in shape.format else 1e-5
-
-
+    return 2e-4 * max(1.0, shape.head_dim / 256) if "int" in shape.format else 1e-5
 
 
 def attention_graph(shape: Shape, *, quantise: bool = False) -> Graph:
@@ -78,6 +76,7 @@ APPENDS = {
     "narrow": (SHAPES["narrow"], 8), "wide": (SHAPES["wide"], 128), "int8": (SHAPES["int8"], 32), "int8 of 80": (SHAPES["int8 of 80"], 40),
     "int8 of 256": (SHAPES["int8 of 256"], 128), "fp8": (SHAPES["fp8"], 32), "int8 keys": (SHAPES["int8 keys"], 32),
     "fp8 keys": (SHAPES["fp8 keys"], 48), "int4 tokens": (SHAPES["int4 tokens"], 32), "int4 values": (SHAPES["int4 values"], 40),
+    "int4 of 512": (SHAPES["int4 of 512"], 256),
 }  # fmt: skip
 GRAPHS = {
     **{name: attention_graph(shape) for name, shape in SHAPES.items()},
@@ -139,6 +138,16 @@ def test_the_largest_chain_and_star_read_their_own_path(machine: Machine) -> Non
             for ctx in (0, 250):
                 case = lay(shape, [drafted(rng, shape, ctx, parents)])
                 assert np.abs(attend(machine, name, case) - case.expected).max() < allowed(shape)
+
+
+def test_a_path_longer_than_the_window_reads_no_slot_of_another_tree(machine: Machine) -> None:
+    """The second tree has 21 slots, and its last row, alone in the step, sees one of them: what the first tree's rows left behind in the
+    kernel's buffers names slots that the second does not have."""
+    shape = SHAPES["window of one"]
+    rng = np.random.default_rng(0)
+    last = drafted(rng, shape, 40, range(-1, 19)).only([20])
+    case = lay(shape, [drafted(rng, shape, 0, range(-1, 45)), last])
+    assert np.abs(attend(machine, "window of one", case) - case.expected).max() < allowed(shape)
 
 
 @pytest.mark.parametrize("name", SOME)

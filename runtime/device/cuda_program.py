@@ -1,0 +1,271 @@
+"""Launch lists on an NVIDIA GPU: arguments bound to addresses once, each program captured as CUDA graphs.
+
+A graph is made for each bucket of rows, at load. It begins with copies from a program's own page-locked copy of the step inputs (so that
+the host may write the next step's while the GPU reads these) and ends with the copy of what it chose.
+"""
+
+from __future__ import annotations
+
+import ctypes as C
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from mlsdc.runtime.device.base import BoundProgram
+from mlsdc.runtime.device.cuda_driver import THREAD_LOCAL
+from mlsdc.runtime.errors import ArtifactError
+from mlsdc.runtime.program import Arg, FloatArg, InputArg, IntArg, Launch, ProgramSpec
+from mlsdc.runtime.sampling import record
+from mlsdc.runtime.step import INPUTS, Array, Header
+
+if TYPE_CHECKING:
+    from mlsdc.runtime.device.cuda import CudaDevice, CudaLevel
+
+ALIGNMENT = 256
+RESULTS = ("choices", "logprob_ids", "logprobs")  # step inputs that programs write
+SPARSE = {"bias_ids": record.NUM_BIAS, "bias": record.NUM_BIAS, "ban_ids": record.NUM_BANS, "seen_ids": record.NUM_SEEN,
+          "seen_counts": record.NUM_SEEN}  # of a sequence only the first entries are used, as many as this word of its record says
+
+
+class BoundLaunch:
+    """A launch's arguments as the driver reads them: values, and pointers to them."""
+
+    def __init__(self, level: CudaLevel, launch: Launch) -> None:
+        self.launch = launch
+        self.kernel = level.device.kernel(launch.kernel)
+        info = self.kernel.info
+        types = [entry.split(": ")[1] for entry in info.abi]
+        given = len(types) - types.count("null")
+        if given != len(launch.args):
+            raise ArtifactError(
+                f"%{launch.node}: kernel '{launch.kernel}' takes {given} arguments, the launch has {len(launch.args)}; compile again")
+        self._values = [value(level, launch, arg, type_) for arg, type_ in zip(launch.args, types, strict=False)]
+        self._values += [C.c_uint64(0)] * types.count("null")  # Triton's scratch pointers
+        self.params = (C.c_void_p * len(self._values))(*(C.addressof(v) for v in self._values))
+        self.most = info.resources.get("most_programs", 2**31 - 1)
+
+    def programs(self, header: Mapping[str, int]) -> int:
+        """Programs for counts of the header."""
+        launch = self.launch
+        wanted = launch.grid * (1 if launch.count is None else -(-header[launch.count] // launch.grain))
+        return min(wanted, self.most)
+
+    def enqueue(self, device: CudaDevice, header: Mapping[str, int]) -> None:
+        count, resources = self.programs(header), self.kernel.info.resources
+        if count:
+            device.driver.cuLaunchKernel(
+                self.kernel.function, count, 1, 1, resources["threads"], 1, 1, resources["shared_bytes"], device.stream, self.params, None)
+
+
+def value(level: CudaLevel, launch: Launch, arg: Arg, type_: str) -> C.c_uint64 | C.c_int64 | C.c_int32 | C.c_float:
+    """One argument in memory. Raises ArtifactError where the artifact's argument is not of the kernel's type."""
+    if type_.startswith("*") and not isinstance(arg, IntArg | FloatArg):
+        address = level.address(launch, arg)
+        if address % 16:
+            raise ArtifactError(
+                f"%{launch.node}: an argument of '{launch.kernel}' lies at {address:#x}, not at a multiple of 16; compile again")
+        return C.c_uint64(address)
+    if type_ in ("i32", "i64") and isinstance(arg, IntArg):
+        return C.c_int32(arg.int) if type_ == "i32" else C.c_int64(arg.int)
+    if type_ == "f32" and isinstance(arg, FloatArg):
+        return C.c_float(arg.float)
+    raise ArtifactError(f"%{launch.node}: kernel '{launch.kernel}' wants {type_}, the launch gives {arg}; compile again")
+
+
+class CudaProgram(BoundProgram):
+    """A launch list as one graph for each bucket of rows. A run copies the inputs aside, launches a graph, and waits in `finish`."""
+
+    def __init__(self, level: CudaLevel, spec: ProgramSpec) -> None:
+        self.name = spec.name
+        self.spec = spec
+        self.level = level
+        self.device = level.device
+        self.launches = [BoundLaunch(level, launch) for launch in spec.launches]
+        used = used_inputs([spec])
+        self.results = [name for name in RESULTS if name in used]
+        self._reads = [name for name in level.places if name in used and name not in RESULTS]
+        self._staged = {name: level.device.pinned(getattr(level.buffers, name).nbytes) for name in self.results}
+        self._runs = self._contiguous()
+        self._graphs: dict[tuple[int, ...], C.c_void_p] = {}
+        self._started = False
+        self._epoch = -1  # of the device at the last start: its copies were read once the device has synchronised since
+        for bucket in self._buckets():
+            self._graphs[bucket] = self._capture(bucket)
+
+    @property
+    def counts(self) -> list[str]:
+        """Header words that the launches' grids depend on."""
+        return [name for name in ("ROWS", "OUT", "COMMITS") if any(launch.count == name for launch in self.spec.launches)]
+
+    def run(self) -> None:
+        self.start()
+        self.finish()
+
+    def start(self) -> None:
+        """Copy the inputs aside and launch, without waiting."""
+        self.device.use()
+        if self._epoch == self.device.epoch:
+            self.device.synchronise()
+        for block, arrays in self._runs:
+            for offset, array in arrays:
+                block[offset : offset + array.nbytes] = array.reshape(-1).view(np.uint8)
+        graph = self._graphs[self._bucket()]
+        self.device.driver.cuGraphLaunch(graph, self.device.stream)
+        self._started, self._epoch = True, self.device.epoch
+
+    def finish(self) -> None:
+        """Wait until the GPU is done, and take the results over. Programs without results (`commit`) are not waited for."""
+        if not self._started or not self.results:
+            return
+        self._started = False
+        self.device.synchronise()
+        for name, staged in self._staged.items():
+            array = getattr(self.level.buffers, name)
+            array.reshape(-1).view(np.uint8)[:] = staged
+
+    def tap(self, name: str) -> Array:
+        tap = self.spec.taps[name]
+        self.device.use()
+        data = self.device.download(self.level.arena + tap.arena, 4 * int(np.prod(tap.shape)))
+        return data.view(tap.dtype).reshape(tap.shape)
+
+    def profile(self) -> list[tuple[str, str, float]]:
+        """Each launch between two events, for what the step buffers say."""
+        driver, stream = self.device.driver, self.device.stream
+        self.start()
+        self.device.synchronise()
+        header = {word.name: int(self.level.buffers.header[word]) for word in Header}
+        begin, end = C.c_void_p(), C.c_void_p()
+        for event in (begin, end):
+            driver.cuEventCreate(C.byref(event), 0)
+        times = []
+        for bound in self.launches:
+            driver.cuEventRecord(begin, stream)
+            bound.enqueue(self.device, header)
+            driver.cuEventRecord(end, stream)
+            driver.cuEventSynchronize(end)
+            ms = C.c_float()
+            driver.cuEventElapsedTime(C.byref(ms), begin, end)
+            times.append((bound.launch.node, bound.launch.kernel, ms.value * 1e3))
+        return times
+
+    def _contiguous(self) -> list[tuple[Array, list[tuple[int, Array]]]]:
+        """Page-locked copies of the inputs that lie side by side on the GPU, each with the arrays to be copied into it."""
+        runs: list[tuple[Array, list[tuple[int, Array]]]] = []
+        self._targets: list[int] = []
+        names = sorted(self._reads, key=self.level.places.__getitem__)
+        group: list[str] = []
+        for i, name in enumerate(names):
+            group.append(name)
+            end = self.level.places[name] + aligned(getattr(self.level.buffers, name).nbytes)
+            if i + 1 < len(names) and self.level.places[names[i + 1]] == end:
+                continue
+            start = self.level.places[group[0]]
+            block = self.device.pinned(end - start)
+            runs.append((block, [(self.level.places[one] - start, getattr(self.level.buffers, one)) for one in group]))
+            self._targets.append(self.level.inputs + start)
+            group = []
+        return runs
+
+    def _buckets(self) -> list[tuple[int, ...]]:
+        """Counts to make graphs for: rows in powers of two; of rows that want logits all of them, or one for each sequence."""
+        limits, counts = self.level.limits, self.counts
+        most = {"ROWS": limits.max_num_batched_tokens, "OUT": limits.max_logit_rows, "COMMITS": limits.max_num_batched_tokens}
+        if not counts:
+            return [()]
+        sizes = powers(most[counts[0]])
+        if len(counts) == 1:
+            return [(size,) for size in sizes]
+        few = min(power(limits.max_num_seqs), most["OUT"])
+        return sorted({(rows, min(rows, out)) for rows in sizes for out in (few, most["OUT"])})
+
+    def _bucket(self) -> tuple[int, ...]:
+        """The smallest bucket that holds the step."""
+        header = self.level.buffers.header
+        wanted = [int(header[Header[name]]) for name in self.counts]
+        return min((b for b in self._graphs if all(size >= want for size, want in zip(b, wanted, strict=True))), default=max(self._graphs))
+
+    def _capture(self, bucket: tuple[int, ...]) -> C.c_void_p:
+        driver, stream, level = self.device.driver, self.device.stream, self.level
+        header = dict(zip(self.counts, bucket, strict=True))
+        driver.cuStreamBeginCapture_v2(stream, THREAD_LOCAL)
+        for (block, _), target in zip(self._runs, self._targets, strict=True):
+            driver.cuMemcpyHtoDAsync_v2(C.c_uint64(target), C.c_void_p(block.ctypes.data), C.c_size_t(len(block)), stream)
+        for bound in self.launches:
+            bound.enqueue(self.device, header)
+        for name, staged in self._staged.items():
+            source = C.c_uint64(level.inputs + level.places[name])
+            driver.cuMemcpyDtoHAsync_v2(C.c_void_p(staged.ctypes.data), source, C.c_size_t(len(staged)), stream)
+        graph, ready = C.c_void_p(), C.c_void_p()
+        driver.cuStreamEndCapture(stream, C.byref(graph))
+        driver.cuGraphInstantiateWithFlags(C.byref(ready), graph, C.c_uint64(0))
+        driver.cuGraphDestroy(graph)
+        self.device.graphs.append(ready)
+        return ready
+
+
+class CudaSample(CudaProgram):
+    """`sample`, launched kernel by kernel: it runs in few steps, and of its large inputs (bias, penalties) next to nothing is used."""
+
+    def _buckets(self) -> list[tuple[int, ...]]:
+        return []
+
+    def start(self) -> None:
+        device, buffers = self.device, self.level.buffers
+        device.use()
+        header = {word.name: int(buffers.header[word]) for word in Header}
+        for name in self._reads:
+            for offset, part in self._used(name, header):
+                target = C.c_uint64(self.level.inputs + self.level.places[name] + offset)
+                # pageable memory: the driver has copied it when the call returns
+                device.driver.cuMemcpyHtoDAsync_v2(target, C.c_void_p(part.ctypes.data), C.c_size_t(part.nbytes), device.stream)
+        for bound in self.launches:
+            bound.enqueue(device, header)
+        for name, staged in self._staged.items():
+            source = C.c_uint64(self.level.inputs + self.level.places[name])
+            size = getattr(buffers, name)[: header["OUT"]].nbytes
+            device.driver.cuMemcpyDtoHAsync_v2(C.c_void_p(staged.ctypes.data), source, C.c_size_t(size), device.stream)
+        self._started = True
+
+    def _used(self, name: str, header: Mapping[str, int]) -> Iterable[tuple[int, Array]]:
+        """(byte offset, array) of what the step's rows and sequences use of an input."""
+        array: Array = getattr(self.level.buffers, name)
+        first = INPUTS[name][1].partition(" ")[0]
+        count = {"words": len(array), "rows": header["ROWS"], "seqs": header["SEQS"], "out": header["OUT"]}[first]
+        if name not in SPARSE:
+            if array[:count].nbytes:
+                yield 0, array[:count]
+            return
+        for seq in range(count):
+            used = int(self.level.buffers.sampling[seq].view(np.int32)[SPARSE[name]])
+            if used:
+                yield seq * array[0].nbytes, array[seq, :used]
+
+
+def used_inputs(specs: Iterable[ProgramSpec]) -> set[str]:
+    return {arg.input for spec in specs for launch in spec.launches for arg in launch.args if isinstance(arg, InputArg)}
+
+
+def input_places(sizes: Mapping[str, int], specs: Iterable[ProgramSpec]) -> tuple[dict[str, int], int]:
+    """Byte offsets of step inputs on the GPU, and their end. Those of `forward` come first, so that one copy brings them all."""
+    first = used_inputs(spec for spec in specs if spec.name == "forward") - set(RESULTS)
+    places, at = {}, 0
+    for name in sorted(sizes, key=lambda name: (name not in first, list(sizes).index(name))):
+        places[name] = at
+        at += aligned(sizes[name])
+    return places, at
+
+
+def aligned(num_bytes: int) -> int:
+    return -(-num_bytes // ALIGNMENT) * ALIGNMENT
+
+
+def power(n: int) -> int:
+    """The smallest power of two that is at least n."""
+    return 1 << (n - 1).bit_length()
+
+
+def powers(most: int) -> Sequence[int]:
+    """1, 2, 4, .. and `most`."""
+    return sorted({min(most, 1 << i) for i in range(most.bit_length() + 1)})
