@@ -20,7 +20,7 @@ BASE: Mapping[str, Any] = {
 PROOFS: Mapping[str, str] = {
     "logits": "captured and raised graphs give transformers' logits in f32, every one within 1e-4",
     "cache": "chunks through the paged cache give the full pass's logits, and a verified tree those of its paths",
-    "text": "the int8 CPU artifact, speculating, continues prompts as transformers does in f32 (greedy, where its choice is clear)",
+    "text": "the int8 CPU artifact, speculating, continues prompts as transformers does in f32 (greedy, where its choices are clear)",
     "onnx": "the captured and the raised graph as ONNX files give the same numbers in onnxruntime, within 1e-4",
     "onnx-in": "an export by torch.onnx becomes the same row program, and continues a prompt greedily as transformers does",
     "gguf": "a GGUF file of the model, with the gguf package's own tensor names, gives transformers' logits within 1e-4",
@@ -97,7 +97,7 @@ FAMILIES: tuple[Family, ...] = (
     Family("DBRX", "dbrx", "LayerNorm, fused and clipped QKV, 2 of 4 experts in three stacked matrices", {
         "d_model": 128, "n_heads": 4, "n_layers": 2, "max_seq_len": 256,
         "attn_config": {"kv_n_heads": 2, "clip_qkv": 1.5, "rope_theta": 10000.0},
-        "ffn_config": {"hidden_size": 128, "ffn_hidden_size": 64, "moe_num_experts": 4, "moe_top_k": 2}}, _GRAPH),
+        "ffn_config": {"hidden_size": 128, "ffn_hidden_size": 64, "moe_num_experts": 4, "moe_top_k": 2}}),
     Family("OpenELM-like", "openelm", "heads and MLP widths that differ by layer (a module of the tests: transformers has none)"),
     Family("Gemma", "gemma", "scaled embeddings, norms of 1 + w", {"head_dim": 32, "tie_word_embeddings": True}, _FILE, "gemma"),
     Family("Gemma 2", "gemma2", "soft-capped scores and logits, four norms a layer, a window every other layer", {

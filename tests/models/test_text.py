@@ -15,20 +15,41 @@ from tests.models.tiny import LIMITS, PAGE, folder, hf_model, proven_by
 
 NEW = 10
 CANDIDATES, CLEAR = 48, 3  # prompts of each length, and how many of them are compared
+ROUTED = 1024  # candidates where every choice of experts has to be clear, too
 LENGTHS = (3, 40)  # of the prompts: the longer one is beyond the tiny windows
 PARAMS = SamplingParams(max_tokens=NEW, ignore_eos=True)
+ROUTERS = {"DBRX": "router.layer"}  # whose choice of experts has to be clear, too: where two are nearly tied, rounding swaps them
+
+
+def routed_margin(model: Any, router: str, sequences: torch.Tensor) -> torch.Tensor:
+    """Of each sequence the least lead of a chosen expert over one that is not, in parts of the scores' spread: f32[sequences]."""
+    leads: list[torch.Tensor] = []
+
+    def score(module: Any, inputs: Any, scores: torch.Tensor) -> None:
+        top = scores.reshape(*sequences.shape, -1).sort(-1, descending=True).values
+        chosen = model.config.ffn_config.moe_top_k
+        leads.append(((top[..., chosen - 1] - top[..., chosen]) / scores.std()).amin(-1))
+
+    hooks = [part.register_forward_hook(score) for path, part in model.named_modules() if path.endswith(router)]
+    model(sequences)
+    for hook in hooks:
+        hook.remove()
+    return torch.stack(leads).amin(0)
 
 
 @functools.cache
+@torch.no_grad()
 def clear_prompts(name: str, length: int) -> list[tuple[list[int], list[int]]]:
     """The prompts whose greedy continuation is least in doubt, by transformers' own scores, and the continuation."""
     model: Any = hf_model(name)
-    prompts = torch.randint(0, 256, (CANDIDATES, length), generator=torch.Generator().manual_seed(3))
+    prompts = torch.randint(0, 256, (ROUTED if name in ROUTERS else CANDIDATES, length), generator=torch.Generator().manual_seed(3))
     made = model.generate(prompts, max_new_tokens=NEW, do_sample=False, output_logits=True, return_dict_in_generate=True)
     top = torch.stack(made.logits).topk(2, dim=-1).values
     spread = torch.stack(made.logits).std(-1)
-    doubt = ((top[..., 0] - top[..., 1]) / spread).min(0).values
-    best = doubt.argsort(descending=True)[:CLEAR].tolist()
+    lead = ((top[..., 0] - top[..., 1]) / spread).min(0).values
+    if name in ROUTERS:
+        lead = torch.minimum(lead, routed_margin(model, ROUTERS[name], made.sequences[:, :-1]))
+    best = lead.argsort(descending=True)[:CLEAR].tolist()
     return [(prompts[i].tolist(), made.sequences[i, length:].tolist()) for i in best]
 
 
