@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--context", type=numbers, metavar="N[,N]", help="decode: prompt tokens (1); verify: committed tokens (256,1024)")
     parser.add_argument("--lengths", type=numbers, default=(128, 1024), metavar="N[,N]", help="prefill: prompt lengths")
     parser.add_argument("--rows", type=numbers, default=(1, 2, 4, 8), metavar="N[,N]", help="verify: rows of a step")
-    parser.add_argument("--peer", metavar="llama-bench=PATH", help="decode, prefill: run this program in turn and print ratios")
+    parser.add_argument("--peer", metavar="llama-bench=PATH", help="a program to run in turn; serve: llama-server=PATH")
     parser.add_argument("--peer-model", metavar="GGUF")
     parser.add_argument("--reference", type=Path, metavar="ARTIFACT", help="gpu-check: the same model for this machine's CPU")
     parser.add_argument("--profile", action="store_true", help="time by kernel, too")
@@ -81,9 +81,9 @@ def main(args: argparse.Namespace) -> int:
     if args.what == "gpu-check":
         return gpu_check(args)
     threads = len(os.sched_getaffinity(0)) if args.threads is None else args.threads
-    peer = LlamaBench.parse(args.peer, args.peer_model, threads) if args.peer else None
-    if peer is not None and args.what not in ("decode", "prefill"):
+    if args.peer and args.what not in ("decode", "prefill", "serve"):
         raise MlsdcError(f"--peer: `mlsdc bench {args.what}` has nothing to compare with it")
+    peer = LlamaBench.parse(args.peer, args.peer_model, threads) if args.peer and args.what != "serve" else None
     report: Report | SpecReport
     if args.what in cli_bench_serve.VERBS:
         report = cli_bench_serve.main(args, threads)

@@ -23,6 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser, numbers: Any) -> None:
     parser.add_argument("--requests", type=int, metavar="N", help="of a round (serve: 2 a client; throughput: 32; latency: 1)")
     parser.add_argument("--max-tokens", type=int, default=64, metavar="N", help="serve, throughput, latency: of an answer (64)")
     parser.add_argument("--prompts", type=Path, metavar="FILE", help="a prompt a line; spec: JSON lines, with a kind each")
+    parser.add_argument("--ignore-eos", action="store_true", help="serve: every answer has --max-tokens tokens, the peer's, too")
     parser.add_argument("--speculation", choices=("on", "off", "both"), default="both", help="serve, throughput, latency")
 
 
@@ -38,15 +39,19 @@ def main(args: argparse.Namespace, threads: int) -> Any:
 
     if (args.url is None) == (args.artifact is None):
         raise MlsdcError("mlsdc bench serve: expected either an artifact or --url")
-    with _server(args, threads) as (url, start_s):
+    if args.peer and args.peer_url:
+        raise MlsdcError("mlsdc bench serve: expected either --peer or --peer-url")
+    always = {"ignore_eos": True} if args.ignore_eos else {}
+    prompts = _prompts(args.prompts)
+    with _server(args, threads) as (url, start_s), _peer(args, threads) as (peer_url, peer_name):
         targets = {}
         for clients in args.clients:
             count = args.requests or 2 * clients
             for mode in ("on", "off") if args.speculation == "both" else (args.speculation,):
-                load = serve.Load(clients, count, args.max_tokens, _prompts(args.prompts), extra=OFF if mode == "off" else None)
+                load = serve.Load(clients, count, args.max_tokens, prompts, extra={**always, **(OFF if mode == "off" else {})})
                 targets[f"{clients} clients, {mode}"] = (url, load)
-            if args.peer_url:
-                targets[f"{clients} clients, peer"] = (args.peer_url, serve.Load(clients, count, args.max_tokens, _prompts(args.prompts)))
+            if peer_url:
+                targets[f"{clients} clients, peer"] = (peer_url, serve.Load(clients, count, args.max_tokens, prompts, extra=always))
         found = serve.measure(targets, args.rounds, model=args.model, api_key=args.api_key)
     figures = [] if start_s is None else [Figure("start to /ready", "s", (start_s,))]
     for name, rounds in found.items():
@@ -58,7 +63,7 @@ def main(args: argparse.Namespace, threads: int) -> Any:
             if left and right:
                 figures.append(serve.ratio(f"{clients} clients: {over} / {under}", left, right))
     name, sha, target = _about(args)
-    return Report("serve", name, sha, target, threads, args.rounds, figures, peer=args.peer_url or "")
+    return Report("serve", name, sha, target, threads, args.rounds, figures, peer=peer_name)
 
 
 @contextmanager
@@ -70,6 +75,19 @@ def _server(args: argparse.Namespace, threads: int) -> Iterator[tuple[str, float
         return
     with served(args.artifact, threads=threads) as (url, seconds):
         yield url, seconds
+
+
+@contextmanager
+def _peer(args: argparse.Namespace, threads: int) -> Iterator[tuple[str, str]]:
+    """URL and name of the server to compare with, empty without one. A program gets a slot for each client."""
+    from mlsdc.runtime.bench.peer import LlamaServer
+
+    if not args.peer:
+        yield (args.peer_url or "").rstrip("/"), args.peer_url or ""
+        return
+    peer = LlamaServer.parse(args.peer, args.peer_model, threads, max(args.clients))
+    with peer.served() as (url, _):
+        yield url, peer.name
 
 
 def _offline(args: argparse.Namespace, threads: int) -> Any:

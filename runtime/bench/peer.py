@@ -1,13 +1,15 @@
-"""llama.cpp's llama-bench as a peer: the user's own binary, run in turn with ours."""
+"""llama.cpp's llama-bench and llama-server as peers: the user's own binaries, run in turn with ours."""
 
 from __future__ import annotations
 
 import json
 import os
 import subprocess
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
+from mlsdc.runtime.bench.process import serving
 from mlsdc.runtime.errors import MlsdcError
 
 TIMEOUT_S = 600
@@ -24,16 +26,7 @@ class LlamaBench:
     @staticmethod
     def parse(peer: str, model: str | None, threads: int) -> LlamaBench:
         """From `--peer llama-bench=PATH` and `--peer-model GGUF`. Raises MlsdcError."""
-        kind, equals, path = peer.partition("=")
-        if kind != "llama-bench" or not equals:
-            raise MlsdcError(f"--peer: '{peer}', expected llama-bench=PATH")
-        if not os.access(path, os.X_OK) or not Path(path).is_file():
-            raise MlsdcError(f"--peer: '{path}' is not a program")
-        if model is None:
-            raise MlsdcError("--peer: --peer-model GGUF says which model it runs")
-        if not Path(model).is_file():
-            raise MlsdcError(f"--peer-model: '{model}' is not a file")
-        return LlamaBench(Path(path), Path(model), threads)
+        return LlamaBench(*_files("llama-bench", peer, model), threads)
 
     @property
     def name(self) -> str:
@@ -51,6 +44,46 @@ class LlamaBench:
             said = done.stderr.strip().splitlines() or ["nothing"]
             raise MlsdcError(f"--peer: {self.binary.name} ended with {done.returncode} and said: {said[-1]}")
         return parse_speed(done.stdout)
+
+
+@dataclass(frozen=True)
+class LlamaServer:
+    """`binary` on a GGUF file, with a slot of `context` tokens for each of `slots` requests at once."""
+
+    binary: Path
+    model: Path
+    threads: int
+    slots: int
+    context: int = 2048
+
+    @staticmethod
+    def parse(peer: str, model: str | None, threads: int, slots: int) -> LlamaServer:
+        """From `--peer llama-server=PATH` and `--peer-model GGUF`. Raises MlsdcError."""
+        return LlamaServer(*_files("llama-server", peer, model), threads, slots)
+
+    @property
+    def name(self) -> str:
+        return f"llama-server on {self.model.name}, {self.slots} slots"
+
+    def served(self) -> AbstractContextManager[tuple[str, float]]:
+        """Started on a free port, until it is left: (URL, seconds until it served). Raises MlsdcError."""
+        options = {"-m": self.model, "-t": self.threads, "-tb": self.threads, "-np": self.slots, "-c": self.slots * self.context}
+        command = [str(self.binary), *(str(part) for option in options.items() for part in option), "--host", "127.0.0.1", "--no-webui"]
+        return serving(command, name=f"--peer: {self.binary.name}", ready="/health")
+
+
+def _files(kind: str, peer: str, model: str | None) -> tuple[Path, Path]:
+    """Program and model of `--peer kind=PATH --peer-model GGUF`. Raises MlsdcError."""
+    found, equals, path = peer.partition("=")
+    if found != kind or not equals:
+        raise MlsdcError(f"--peer: '{peer}', expected {kind}=PATH")
+    if not os.access(path, os.X_OK) or not Path(path).is_file():
+        raise MlsdcError(f"--peer: '{path}' is not a program")
+    if model is None:
+        raise MlsdcError("--peer: --peer-model GGUF says which model it runs")
+    if not Path(model).is_file():
+        raise MlsdcError(f"--peer-model: '{model}' is not a file")
+    return Path(path), Path(model)
 
 
 def parse_speed(text: str) -> float:

@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import os
-import signal
-import socket
-import subprocess
 import sys
 import time
-import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from mlsdc.runtime.bench.client import Answer, stream_chat
+from mlsdc.runtime.bench.process import serving
 from mlsdc.runtime.bench.spread import Figure, by_round
 from mlsdc.runtime.errors import MlsdcError
 
@@ -149,34 +145,7 @@ def _rate(one: Mapping[str, Any] | None, level: str) -> float:
     return found["accepted"] / found["drafted"] if found and found["drafted"] else 0.0
 
 
-@contextmanager
-def served(artifact: Path, *, threads: int | None, options: Sequence[str] = ()) -> Iterator[tuple[str, float]]:
+def served(artifact: Path, *, threads: int | None, options: Sequence[str] = ()) -> AbstractContextManager[tuple[str, float]]:
     """`mlsdc serve` in a process of its own: (URL, seconds until /ready answered). Raises MlsdcError."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = [sys.executable, "-m", "mlsdc.compiler.cli", "serve", str(artifact), "--port", str(port), "--log-level", "error", *options]
-    started = time.perf_counter()
-    process = subprocess.Popen([*command, *(["--threads", str(threads)] if threads else [])], stderr=subprocess.PIPE, env=dict(os.environ))
-    url = f"http://127.0.0.1:{port}"
-    try:
-        while not _ready(url):
-            if process.poll() is not None:
-                said = process.stderr.read().decode().strip() if process.stderr else ""
-                raise MlsdcError(f"mlsdc serve ended: {said.splitlines()[-1] if said else process.returncode}")
-            if time.perf_counter() - started > 120:
-                raise MlsdcError("mlsdc serve: not ready after 120 s")
-            time.sleep(0.005)
-        yield url, time.perf_counter() - started
-    finally:
-        if process.poll() is None:
-            process.send_signal(signal.SIGTERM)
-            process.wait(60)
-
-
-def _ready(url: str) -> bool:
-    try:
-        with urllib.request.urlopen(f"{url}/ready", timeout=5) as answer:
-            return bool(answer.status == 200)
-    except OSError:
-        return False
+    command = [sys.executable, "-m", "mlsdc.compiler.cli", "serve", str(artifact), "--log-level", "error", *options]
+    return serving([*command, *(["--threads", str(threads)] if threads else [])], name="mlsdc serve", ready="/ready")
