@@ -66,6 +66,7 @@ _SHORT, _LONG = [1.0 + 0.05 * i for i in range(16)], [1.0 + 0.4 * i for i in ran
 _LONGROPE = _rope("longrope", short_factor=_SHORT, long_factor=_LONG, original_max_position_embeddings=64, factor=4.0)
 _GEMMA: Mapping[str, Any] = {"head_dim": 32, "tie_word_embeddings": True, "hidden_activation": "gelu_pytorch_tanh"}
 _GRAPH = ("logits", "cache")
+_TEXT = (*_GRAPH, "text")
 _ALL = ("logits", "cache", "text", "gguf", "onnx", "onnx-in")
 _FILE = ("logits", "cache", "gguf")
 
@@ -88,12 +89,15 @@ FAMILIES: tuple[Family, ...] = (
     Family("Phi-3", "phi3", "fused QKV and gate-up", proofs=("logits", "cache", "gguf", "onnx", "onnx-in"), gguf="phi3"),
     Family("Phi-3, long", "phi3", "longrope, the long factors", {
         "rope_parameters": _LONGROPE, "original_max_position_embeddings": 64}, _FILE, "phi3"),
-    Family("Phi-4-mini", "phi3", "the same, RoPE over part of a head", {"rope_parameters": _rope("default", partial_rotary_factor=0.75)}),
-    Family("Mixtral", "mixtral", "2 of 4 experts a token", {"num_local_experts": 4, "sliding_window": None}),
+    Family("Phi-4-mini", "phi3", "the same, RoPE over part of a head", {
+        "rope_parameters": _rope("default", partial_rotary_factor=0.75)}, (*_TEXT, "gguf"), "phi3"),
+    Family("Mixtral", "mixtral", "2 of 4 experts a token", {
+        "num_local_experts": 4, "sliding_window": None}, (*_TEXT, "gguf"), "llama"),
     Family("Qwen3-MoE", "qwen3_moe", "3 of 8 experts, weights normalised, QK-norm", {
-        "head_dim": 32, "num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 64, "norm_topk_prob": True}),
+        "head_dim": 32, "num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 64, "norm_topk_prob": True},
+        (*_TEXT, "gguf"), "qwen3moe"),
     Family("OLMoE", "olmoe", "2 of 4 experts, weights as the softmax gives them", {
-        "num_experts": 4, "num_experts_per_tok": 2, "norm_topk_prob": False}, _GRAPH),
+        "num_experts": 4, "num_experts_per_tok": 2, "norm_topk_prob": False}, _FILE, "olmoe"),
     Family("DBRX", "dbrx", "LayerNorm, fused and clipped QKV, 2 of 4 experts in three stacked matrices", {
         "d_model": 128, "n_heads": 4, "n_layers": 2, "max_seq_len": 256,
         "attn_config": {"kv_n_heads": 2, "clip_qkv": 1.5, "rope_theta": 10000.0},

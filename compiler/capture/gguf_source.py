@@ -1,8 +1,7 @@
-"""A GGUF file as a model source: Hugging Face names and row order, config and facts from its metadata."""
+"""A GGUF file as a model source: config and facts from its metadata."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,35 +10,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mlsdc.compiler.capture.gguf_blocks import dequantise, finite_scales
-from mlsdc.compiler.capture.gguf_file import GgufFile, GgufTensor
+from mlsdc.compiler.capture.gguf_blocks import dequantise
+from mlsdc.compiler.capture.gguf_file import GgufFile
 from mlsdc.compiler.capture.gguf_tokenizer import tokenizer_json
-from mlsdc.compiler.capture.source import Blocks, ModelSource, checked, not_finite
+from mlsdc.compiler.capture.gguf_weights import GgufWeights
+from mlsdc.compiler.capture.source import ModelSource, checked
 from mlsdc.compiler.errors import CaptureError
 
 MODEL_TYPES = {
     "llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "phi3": "phi3", "gemma": "gemma", "gemma2": "gemma2", "gemma3": "gemma3_text",
+    "qwen3moe": "qwen3_moe", "olmoe": "olmoe",
 }  # fmt: skip  # architecture -> config.json's model_type
-_PERMUTED = ("llama",)  # llama.cpp's converter interleaves the halves of q and k rows for these
-_NORMS_PLUS_ONE = ("gemma", "gemma2", "gemma3")  # and adds to norm weights the 1 that these models add themselves
-
-_NAMES = {
-    "token_embd": "model.embed_tokens",
-    "output": "lm_head",
-    "output_norm": "model.norm",
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "attn_qkv": "self_attn.qkv_proj",
-    "attn_q_norm": "self_attn.q_norm",
-    "attn_k_norm": "self_attn.k_norm",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
+_PARTIAL = ("phi3",)  # models that know of RoPE over a part of a head
+WITH_EXPERTS = {"llama": "mixtral"}  # of a file that has experts, where it is another one
 
 _CONFIG = {  # metadata key after the architecture -> config.json key
     "context_length": "max_position_embeddings",
@@ -50,74 +33,6 @@ _CONFIG = {  # metadata key after the architecture -> config.json key
     "attention.head_count_kv": "num_key_value_heads",
     "attention.layer_norm_rms_epsilon": "rms_norm_eps",
 }
-
-
-_OF_ARCHITECTURE = {  # where names differ from the ones above
-    "phi3": {"ffn_up": "mlp.gate_up_proj"},
-    **dict.fromkeys(("gemma2", "gemma3"), {
-        "post_attention_norm": "post_attention_layernorm",
-        "ffn_norm": "pre_feedforward_layernorm",
-        "post_ffw_norm": "post_feedforward_layernorm",
-    }),
-}
-
-
-def hf_name(name: str, architecture: str = "llama") -> str:
-    """`blk.3.attn_q.weight` -> `model.layers.3.self_attn.q_proj.weight`; names without a counterpart stay."""
-    names = _NAMES | _OF_ARCHITECTURE.get(architecture, {})
-    match = re.fullmatch(r"(?:blk\.(\d+)\.)?(\w+)\.(weight|bias)", name)
-    if match is None or match[2] not in names:
-        return name
-    layer, part, kind = match.groups()
-    return f"model.layers.{layer}.{names[part]}.{kind}" if layer is not None else f"{names[part]}.{kind}"
-
-
-def unpermuted(num_rows: int, heads: int) -> NDArray[np.intp]:
-    """Order that takes llama.cpp's q or k rows back to Hugging Face's: per head, (2 i, 2 i + 1) -> (i, i + d/2)."""
-    return np.arange(num_rows).reshape(heads, -1, 2).swapaxes(1, 2).reshape(-1)
-
-
-class GgufWeights:
-    """A GGUF file's tensors under Hugging Face names and in Hugging Face's row order."""
-
-    def __init__(self, file: GgufFile, architecture: str, heads: Mapping[str, int]) -> None:
-        """`heads`: heads of the rows to put back in order, by projection (`q_proj`, `k_proj`)."""
-        self._file = file
-        self._heads = heads
-        self._tensors = {hf_name(name, architecture): tensor for name, tensor in file.tensors.items() if name not in _ROPE_FACTORS}
-        self._norm_offset = np.float32(architecture in _NORMS_PLUS_ONE)
-
-    def names(self) -> tuple[str, ...]:
-        return tuple(self._tensors)
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        return self._tensor(name).shape
-
-    def read(self, name: str) -> NDArray[np.float32]:
-        tensor = self._tensor(name)
-        values = dequantise(tensor.type, self._file.raw(tensor.name), tensor.shape)
-        if self._norm_offset and len(tensor.shape) == 1 and "norm" in name:
-            values = values - self._norm_offset
-        return checked(self._ordered(name, values), self._file.where, name)
-
-    def block(self, name: str) -> Blocks | None:
-        tensor = self._tensor(name)
-        if tensor.type.block == 1:
-            return None
-        raw = self._file.raw(tensor.name)
-        if not finite_scales(tensor.type, raw):
-            raise not_finite(self._file.where, name)
-        rows = raw.reshape(-1, tensor.shape[-1] // tensor.type.block * tensor.type.num_bytes)
-        return Blocks(tensor.type.name, tensor.shape, self._ordered(name, rows))
-
-    def _ordered(self, name: str, rows: NDArray[Any]) -> NDArray[Any]:
-        heads = self._heads.get(name.split(".")[-2])
-        return rows if heads is None else rows[unpermuted(rows.shape[0], heads)]
-
-    def _tensor(self, name: str) -> GgufTensor:
-        if name not in self._tensors:
-            raise CaptureError(f"{self._file.where}: has no tensor '{name}'")
-        return self._tensors[name]
 
 
 @dataclass(frozen=True)
@@ -142,9 +57,6 @@ class _Metadata:
         return f"{self.architecture}.{key}" in self.file.metadata
 
 
-_ROPE_FACTORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
-
-
 def config_from(file: GgufFile) -> dict[str, Any]:
     """config.json's facts from the metadata. Raises CaptureError naming the key that is missing or not understood."""
     architecture = file.metadata.get("general.architecture")
@@ -158,7 +70,7 @@ def config_from(file: GgufFile) -> dict[str, Any]:
     head_dim = metadata.get("attention.key_length") if metadata.has("attention.key_length") else even
     config["head_dim"] = head_dim
     turned = metadata.get("rope.dimension_count") if metadata.has("rope.dimension_count") else head_dim
-    if turned != head_dim:
+    if turned != head_dim and architecture not in _PARTIAL:
         raise CaptureError(f"{file.where}: '{architecture}.rope.dimension_count' is {turned}, expected the head_dim {head_dim}")
     if "token_embd.weight" not in file.tensors:
         raise CaptureError(f"{file.where}: has no tensor 'token_embd.weight'")
@@ -169,9 +81,13 @@ def config_from(file: GgufFile) -> dict[str, Any]:
     config["mlp_bias"] = "blk.0.ffn_up.bias" in file.tensors
     config["pad_token_id"] = None
     config["rope_parameters"] = rope_from(file, metadata)
+    if turned != head_dim:
+        config["rope_parameters"]["partial_rotary_factor"] = turned / head_dim
     if metadata.has("attention.sliding_window") and architecture != "qwen2":
         config["sliding_window"] = metadata.get("attention.sliding_window") or None
-    more = _FACTS.get(architecture)
+    if num_experts(metadata):
+        config |= {"model_type": WITH_EXPERTS.get(architecture, config["model_type"])}
+    more = _FACTS.get(config["model_type"])
     return config | more(metadata, config) if more else config
 
 
@@ -215,6 +131,23 @@ def _phi3(metadata: _Metadata, config: Mapping[str, Any]) -> dict[str, Any]:
     return {"original_max_position_embeddings": original}
 
 
+def num_experts(metadata: _Metadata) -> int:
+    return int(metadata.get("expert_count")) if metadata.has("expert_count") else 0
+
+
+def _mixtral(metadata: _Metadata, config: Mapping[str, Any]) -> dict[str, Any]:
+    window = config.get("sliding_window")
+    return {"num_local_experts": num_experts(metadata), "num_experts_per_tok": metadata.get("expert_used_count"), "sliding_window": window}
+
+
+def _many_experts(metadata: _Metadata, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Whether weights of the chosen experts are made to sum to 1 is not in most files: Qwen3's are, OLMoE's are not, says llama.cpp."""
+    normed = metadata.get("expert_weights_norm") if metadata.has("expert_weights_norm") else metadata.architecture == "qwen3moe"
+    width = metadata.get("expert_feed_forward_length") if metadata.has("expert_feed_forward_length") else config["intermediate_size"]
+    return {"num_experts": metadata.get("expert_count"), "num_experts_per_tok": metadata.get("expert_used_count"),
+            "moe_intermediate_size": width, "norm_topk_prob": bool(normed)}
+
+
 def _gemma(metadata: _Metadata, config: Mapping[str, Any]) -> dict[str, Any]:
     gelu = "gelu_pytorch_tanh"
     return {"hidden_act": gelu, "hidden_activation": gelu, "query_pre_attn_scalar": _query_scale(metadata, config)}
@@ -244,8 +177,9 @@ def _gemma3(metadata: _Metadata, config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 _FACTS: dict[str, Callable[[_Metadata, Mapping[str, Any]], dict[str, Any]]] = {
-    "phi3": _phi3, "gemma": _gemma, "gemma2": _gemma2, "gemma3": _gemma3,
-}  # fmt: skip
+    "phi3": _phi3, "gemma": _gemma, "gemma2": _gemma2, "gemma3_text": _gemma3,
+    "mixtral": _mixtral, "qwen3_moe": _many_experts, "olmoe": _many_experts,
+}  # fmt: skip  # by model_type
 
 
 def gguf_source(path: Path, label: str) -> ModelSource:
@@ -269,7 +203,7 @@ def _source(file: GgufFile, path: Path, label: str) -> ModelSource:
         name=str(metadata.get("general.name") or path.stem),
         license=str(metadata.get("general.license", "")),
         config=config,
-        weights=GgufWeights(file, architecture, heads if architecture in _PERMUTED else {}),
+        weights=GgufWeights(file, architecture, heads, int(config.get("num_experts") or config.get("num_local_experts") or 0)),
         rope_factors=rope_factors(file, "rope_freqs.weight"),
         tokenizer_json=tokenizer_json(file),
         chat_template=str(metadata.get("tokenizer.chat_template", "")),

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from mlsdc.compiler.capture import load_source
 from mlsdc.compiler.capture.gguf_blocks import GGML_TYPES, dequantise
-from mlsdc.compiler.capture.gguf_source import hf_name, unpermuted
+from mlsdc.compiler.capture.gguf_weights import hf_name, unpermuted
 from mlsdc.compiler.errors import CaptureError
 from tests.capture.gguf_files import HEADS, KV_HEADS, Q, shapes, write
 

@@ -13,8 +13,8 @@ PERMUTED = ("llama",)
 GEMMAS = ("gemma", "gemma2", "gemma3")
 
 
-def write_gguf(path: Path, model: nn.Module, architecture: str) -> Path:
-    """What convert_hf_to_gguf.py writes for the architecture, in F32, with a vocabulary of bytes."""
+def write_gguf(path: Path, model: nn.Module, architecture: str, kind: gguf.GGMLQuantizationType = gguf.GGMLQuantizationType.F32) -> Path:
+    """What convert_hf_to_gguf.py writes for the architecture, matrices in `kind`, with a vocabulary of bytes."""
     config: Any = model.config
     writer = gguf.GGUFWriter(path, architecture)
     writer.add_name("tiny")
@@ -29,6 +29,11 @@ def write_gguf(path: Path, model: nn.Module, architecture: str) -> Path:
     writer.add_key_length(head_dim)
     writer.add_value_length(head_dim)
     _rope(writer, config, head_dim)
+    if experts := getattr(config, "num_experts", 0) or getattr(config, "num_local_experts", 0):
+        writer.add_expert_count(experts)
+        writer.add_expert_used_count(config.num_experts_per_tok)
+        if architecture == "qwen3moe":
+            writer.add_expert_feed_forward_length(config.moe_intermediate_size)
     if architecture in ("gemma2", "gemma3"):
         writer.add_sliding_window(config.sliding_window)
     if architecture == "gemma2":
@@ -46,9 +51,11 @@ def write_gguf(path: Path, model: nn.Module, architecture: str) -> Path:
             values = values.reshape(heads, 2, values.shape[0] // heads // 2, *values.shape[1:]).swapaxes(1, 2).reshape(values.shape)
         if architecture in GEMMAS and name.endswith("norm.weight"):
             values = values + np.float32(1)
-        stored = names.get_name(name, (".weight", ".bias"))
-        assert stored, name
-        writer.add_tensor(stored, np.ascontiguousarray(values))
+        for part, of_part in split_experts(name, values).items():
+            stored = names.get_name(part, (".weight", ".bias"))
+            assert stored, part
+            as_kind = kind if of_part.ndim > 1 and "ffn_gate_inp" not in stored else gguf.GGMLQuantizationType.F32
+            writer.add_tensor(stored, gguf.quants.quantize(np.ascontiguousarray(of_part), as_kind), raw_dtype=as_kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -56,10 +63,22 @@ def write_gguf(path: Path, model: nn.Module, architecture: str) -> Path:
     return path
 
 
+def split_experts(name: str, values: np.ndarray) -> dict[str, np.ndarray]:
+    """transformers 5 keeps gate and up of all experts in one tensor; GGUF files have one tensor for each."""
+    path, _, last = name.rpartition(".")
+    if not path.endswith(".experts"):
+        return {name: values}
+    if last == "down_proj":
+        return {f"{path}.down_proj.weight": values}
+    gate, up = np.split(values, 2, axis=1)
+    return {f"{path}.gate_proj.weight": gate, f"{path}.up_proj.weight": up}
+
+
 def _rope(writer: gguf.GGUFWriter, config: Any, head_dim: int) -> None:
     rope = config.rope_parameters
     rope = rope.get("full_attention", rope)
     writer.add_rope_freq_base(rope["rope_theta"])
+    writer.add_rope_dimension_count(int(head_dim * rope.get("partial_rotary_factor", 1.0)))
     if rope["rope_type"] in ("linear", "yarn"):
         writer.add_rope_scaling_type(gguf.RopeScalingType(rope["rope_type"]))
         writer.add_rope_scaling_factor(rope["factor"])

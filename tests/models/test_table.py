@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from mlsdc.compiler.capture.gguf_source import MODEL_TYPES
+from mlsdc.compiler.capture.gguf_source import MODEL_TYPES, WITH_EXPERTS
 from mlsdc.compiler.cli import main
 from mlsdc.compiler.cli_models import markdown
 from mlsdc.compiler.families import FAMILIES, PROOFS, SOURCES
@@ -27,8 +27,8 @@ def test_names_are_unique() -> None:
 
 
 def test_every_gguf_architecture_is_proven_and_no_other_is_claimed() -> None:
-    proven = {family.gguf: family.model_type for family in FAMILIES if "gguf" in family.proofs}
-    assert proven == MODEL_TYPES
+    proven = {(family.gguf, family.model_type) for family in FAMILIES if "gguf" in family.proofs}
+    assert proven == set(MODEL_TYPES.items()) | set(WITH_EXPERTS.items())
     assert all(bool(family.gguf) == ("gguf" in family.proofs) for family in FAMILIES)
 
 

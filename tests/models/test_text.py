@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import functools
+import json
 from pathlib import Path
 from typing import Any
 
+import gguf
 import pytest
 import torch
 
 from mlsdc.compiler import compile_model
 from mlsdc.runtime import Engine, SamplingParams, Speculation
+from tests.models.gguf_writer import write_gguf
 from tests.models.tiny import LIMITS, PAGE, folder, hf_model, proven_by
 
 NEW = 10
@@ -55,8 +58,20 @@ def clear_prompts(name: str, length: int) -> list[tuple[list[int], list[int]]]:
 
 @pytest.mark.parametrize("name", proven_by("text"))
 def test_the_artifact_continues_as_transformers_does(name: str, tmp_path: Path) -> None:
+    continues(name, folder(name), tmp_path)
+
+
+def test_experts_of_a_gguf_file_keep_their_blocks_and_continue_as_transformers_does(tmp_path: Path) -> None:
+    file = write_gguf(tmp_path / "moe.gguf", hf_model("Qwen3-MoE"), "qwen3moe", gguf.GGMLQuantizationType.Q8_0)
+    artifact = continues("Qwen3-MoE", file, tmp_path)
+    origins = json.loads((artifact / "explain.json").read_text())["weights"]
+    assert sum("experts" in name for name in origins["q8 from Q8_0: repacked as stored"]) == 4  # gate and up, and down, of two layers
+
+
+def continues(name: str, model: Path, tmp_path: Path) -> Path:
+    """Compile `model`, which holds the family's tiny model, and compare its texts; the artifact."""
     config = {
-        "target": {"model": str(folder(name)), "kv": {"dtype": "bf16", "page_size": PAGE}},
+        "target": {"model": str(model), "kv": {"dtype": "bf16", "page_size": PAGE}},
         "cascade": [{"kind": "ngram", "name": "lookup", "max_nodes": LIMITS.max_tree_nodes, "width": 2}],
         "memory": {"kv_pool": "2MiB"},
         "limits": {"max_model_len": LIMITS.max_model_len, "max_num_seqs": 4, "max_num_batched_tokens": 64},
@@ -68,3 +83,4 @@ def test_the_artifact_continues_as_transformers_does(name: str, tmp_path: Path) 
         plain = engine.generate([asked[-1][0]], SamplingParams(max_tokens=NEW, ignore_eos=True, speculation=Speculation(enabled=False)))
     assert found == [continuation for _, continuation in asked]
     assert plain[0].token_ids == found[-1]
+    return artifact
