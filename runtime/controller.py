@@ -9,9 +9,9 @@ Of all proposed nodes of all requests, the likeliest first, the step takes the M
 
     (N + sum of their chances) / (t_draft + t(N + M))          N: sequences that decode, t: runtime/costs.py
 
-and M = 0 is always among them (and taken once in some hundred steps, to keep its cost known). A request whose drafts do not pay for
-themselves is not asked for a while (then rarely, and again at once when a probe pays); how many nodes a level is asked for follows how
-many were taken.
+and M = 0 is always among them (and taken once in some hundred steps, to keep its cost known). Where several sequences decode, no step is
+made LONGEST times as long as without drafts. A request whose drafts do not pay for themselves is not asked for a while (then rarely, and
+again at once when a probe pays); how many nodes a level is asked for follows how many were taken.
 
 Nothing here reads a clock or draws: decisions are a function of the events. `trace` keeps both, and `replay` decides again.
 """
@@ -20,8 +20,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import exp
+from math import exp, inf
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from mlsdc.runtime.costs import Costs
 from mlsdc.runtime.tree import Tree
@@ -34,6 +36,7 @@ KEEP_ALL = 0.995  # of the engine's
 PRIOR = 3.0  # steps of its own after which a request counts more than the engine
 DEPTHS = 8  # deeper ones count as this deep
 MARGIN = 1.05  # nodes must promise this much more than none: a longer step also costs what is not measured
+LONGEST = 1.25  # a step with drafts takes at most so many steps without: tokens of others must not come late
 WORTH_SHARE = 0.1
 FIRST_PAUSE, LONGEST_PAUSE = 8, 128  # steps until a level that did not pay is asked again
 KNOWN = 24  # proposals after which it is known what they are worth among so many sequences
@@ -99,6 +102,13 @@ class Controller:
                 weight = min(float(rate.steps), MOST_KNOWN)
                 self._all[rate.sampled].sums[places[rate.level], rate.depth] = [rate.hit * weight, rate.mass * weight, weight]
 
+    def drafter(self, number: int) -> Drafter:
+        """What is kept of a new request."""
+        return Drafter(number)
+
+    def leave(self, drafter: Drafter) -> None:
+        """The request is over."""
+
     def wish(self, drafter: Drafter, budget: int) -> int:
         """How many nodes to ask of the request's level for the next step, 0 to not ask; counts a step of a pause."""
         nodes = self._wish(drafter, budget)
@@ -110,12 +120,17 @@ class Controller:
         """Whether a request that was never asked is asked now: not where so many sequences at once found that drafts do not pay."""
         if self.trace is not None and not drafter.asked:
             self.trace.append({"event": "welcome", "id": drafter.id, "sequences": sequences})
-        seen, worth = self._worth.get(sequences.bit_length(), (0.0, 0.0))
+        seen, worth = self._everyones_worth(sequences)
         if drafter.asked or drafter.last_pause or seen < KNOWN or worth >= 0:
             return True
         drafter.last_pause, drafter.paused_at = FIRST_PAUSE, sequences
         drafter.pause = FIRST_PAUSE + drafter.id % FIRST_PAUSE  # not all of them at once
         return False
+
+    def _everyones_worth(self, sequences: int) -> tuple[float, float]:
+        """Proposals judged among so many sequences, and the seconds they saved in the mean."""
+        seen, worth = self._worth.get(sequences.bit_length(), (0.0, 0.0))
+        return seen, worth
 
     def _wish(self, drafter: Drafter, budget: int) -> int:
         if drafter.pause and 2 * self._rows <= drafter.paused_at:
@@ -138,25 +153,7 @@ class Controller:
     def choose(self, proposals: Sequence[Proposal], rows: int, sequences: int, context: int, draft_s: float) -> list[Tree]:
         """The trees to send: of each proposal a part that holds every node's parent. `rows` are sent in any case, by `sequences` sequences
         that decode, with `context` tokens before them in the mean; `draft_s` is what the proposals took."""
-        chances = [self.chances(proposal) for proposal in proposals]
-        order = sorted(
-            (-chance, i, node) for i, found in enumerate(chances) for node, chance in enumerate(found) if chance > LEAST_CHANCE)
-        seconds = self.costs.line(rows, len(order), context)
-        plain_s = seconds[0]
-        best, best_speed, gain = 0, MARGIN * sequences / (draft_s + plain_s), 0.0
-        stale = self.costs.stale(rows)
-        if stale:
-            order = []  # what a step without drafts takes must be known to know what they cost
-        for m, (chance, _, _) in enumerate(order, 1):
-            gain -= chance
-            speed = (sequences + gain) / (draft_s + seconds[m])
-            if speed > best_speed:
-                best, best_speed = m, speed
-        kept: list[list[int]] = [[] for _ in proposals]
-        for _, i, node in order[:best]:
-            kept[i].append(node)
-        if not stale:
-            self._judge(proposals, kept, chances, plain_s, seconds[best] - plain_s, sequences, draft_s)
+        kept = self._decide(proposals, rows, sequences, context, draft_s)
         trees = [proposal.tree.select(nodes) for proposal, nodes in zip(proposals, kept, strict=True)]
         if self.trace is not None:
             made = [{"id": p.drafter.id, "tokens": p.tree.tokens, "parents": p.tree.parents, "logq": p.tree.logq, "levels": p.tree.levels,
@@ -164,6 +161,38 @@ class Controller:
             self.trace.append({"event": "choose", "proposals": made, "rows": rows, "sequences": sequences, "context": context,
                                "draft_s": draft_s, "kept": [sorted(nodes) for nodes in kept]})
         return trees
+
+    def _decide(self, proposals: Sequence[Proposal], rows: int, sequences: int, context: int, draft_s: float) -> list[list[int]]:
+        """The nodes of each proposal that `choose` sends; native_controller.py does the same, bit for bit."""
+        chances = [self.chances(proposal) for proposal in proposals]
+        order = sorted(
+            (-chance, i, node) for i, found in enumerate(chances) for node, chance in enumerate(found) if chance > LEAST_CHANCE)
+        seconds = self.costs.line(rows, len(order), context)
+        plain_s = seconds[0]
+        best, best_speed, gain = 0, MARGIN * sequences / (draft_s + plain_s), 0.0
+        most_s = self.most_s(sequences, context)
+        stale = self.costs.stale(rows)
+        if stale:
+            order = []  # what a step without drafts takes must be known to know what they cost
+        for m, (chance, _, _) in enumerate(order, 1):
+            gain -= chance
+            speed = (sequences + gain) / (draft_s + seconds[m])
+            if speed > best_speed and seconds[m] <= most_s:
+                best, best_speed = m, speed
+        kept: list[list[int]] = [[] for _ in proposals]
+        for _, i, node in order[:best]:
+            kept[i].append(node)
+        if not stale:
+            self._judge(proposals, kept, chances, plain_s, seconds[best] - plain_s, sequences, draft_s)
+        return kept
+
+    def most_s(self, sequences: int, context: int) -> float:
+        """The longest step that drafts may make of one in which `sequences` decode. One alone waits for nobody."""
+        return LONGEST * self.costs.step_s(sequences, context) if sequences > 1 else inf
+
+    def has_room(self, rows: int, sequences: int, context: int) -> bool:
+        """Whether a step of `rows` rows may have one node more: else nobody need be asked."""
+        return self.costs.step_s(rows + 1, context) <= self.most_s(sequences, context)
 
     def chances(self, proposal: Proposal) -> list[float]:
         """Of each node, that the target chooses its whole path; never more than its parent's."""
@@ -174,7 +203,7 @@ class Controller:
             ratio = ratios.get(key)
             if ratio is None:
                 ratio = ratios[key] = self._ratio(proposal, key)
-            own = min(CERTAIN, exp(min(0.0, tree.logq[node])) * ratio if tree.logq else ratio)
+            own = min(CERTAIN, said(tree, node) * ratio)
             found.append(own * (found[parent] if parent >= 0 else 1.0))
         return found
 
@@ -191,7 +220,10 @@ class Controller:
         token_s, nodes = plain_s / max(1, sequences), max(1, sum(map(len, kept)))
         for proposal, taken, found in zip(proposals, kept, chances, strict=True):
             drafter = proposal.drafter
-            saved = token_s * sum(found[node] for node in taken) - more_s * len(taken) / nodes - draft_s / len(proposals)
+            tokens = 0.0
+            for node in taken:
+                tokens += found[node]
+            saved = token_s * tokens - more_s * len(taken) / nodes - draft_s / len(proposals)
             drafter.asked += 1
             everyone = self._worth.setdefault(sequences.bit_length(), [0.0, 0.0])
             everyone[0] = min(everyone[0] + 1, KNOWN * 4)
@@ -208,6 +240,9 @@ class Controller:
         """Score a proposal, whole as it was, against the tokens that came."""
         if self.trace is not None:
             self.trace.append({"event": "learn", "id": proposal.drafter.id, "committed": list(committed)})
+        self._score(proposal, committed)
+
+    def _score(self, proposal: Proposal, committed: Sequence[int]) -> None:
         tree = proposal.tree
         children: dict[int, list[int]] = {}
         for node, parent in enumerate(tree.parents):
@@ -218,7 +253,7 @@ class Controller:
             hit, after = -1, -2
             for node in children.get(at, ()):
                 level = tree.levels[node] if tree.levels else 0
-                masses[level] = masses.get(level, 0.0) + (exp(min(0.0, tree.logq[node])) if tree.logq else 1.0)
+                masses[level] = masses.get(level, 0.0) + said(tree, node)
                 if tree.tokens[node] == token and hit < 0:
                     hit, after = level, node
             for level, mass in masses.items():
@@ -228,6 +263,11 @@ class Controller:
             if after < 0:
                 return
             at = after
+
+
+def said(tree: Tree, node: int) -> float:
+    """The probability that the proposer gave a node, given its parent: f32, as levels compute it."""
+    return float(np.float32(exp(min(0.0, tree.logq[node])))) if tree.logq else 1.0
 
 
 def replay(trace: Sequence[Mapping[str, Any]], costs: Costs | None = None) -> list[dict[str, Any]]:

@@ -11,6 +11,11 @@ from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
+
+import numpy as np
+
+from mlsdc.runtime.step import Array, aligned
 
 SHARE = 0.05  # of a new measurement in a correction
 BOUND = 2.0  # a measurement further off than this factor counts as that far off: the machine did something else, too
@@ -27,6 +32,16 @@ class CostTable:
     rows: tuple[int, ...]
     seconds: tuple[tuple[float, ...], ...]
     draft_s: Mapping[str, float]
+
+    def lines(self, rows: int, context: int) -> Array:
+        """`step_s` of 0 (as of 1), 1, … `rows` rows, f64: the same numbers."""
+        counts = np.maximum(np.arange(rows + 1, dtype=np.float64), 1.0)
+        by_context = [_points(self.rows, line, counts) for line in self.seconds]
+        if len(by_context) == 1:
+            return by_context[0]
+        i = _piece(self.contexts, context)
+        low, high = by_context[i], by_context[i + 1]
+        return np.maximum(1e-9, low + (context - self.contexts[i]) * (high - low) / (self.contexts[i + 1] - self.contexts[i]))
 
     def step_s(self, rows: int, context: int) -> float:
         """Seconds of a step, without correction."""
@@ -55,8 +70,22 @@ def _line(xs: Sequence[int], ys: Sequence[float], x: float) -> float:
     """Through the points, on the last two lines beyond them."""
     if len(xs) == 1:
         return ys[0]
-    i = min(max(bisect_right(xs, x) - 1, 0), len(xs) - 2)
+    i = _piece(xs, x)
     return ys[i] + (x - xs[i]) * (ys[i + 1] - ys[i]) / (xs[i + 1] - xs[i])
+
+
+def _piece(xs: Sequence[int], x: float) -> int:
+    return min(max(bisect_right(xs, x) - 1, 0), len(xs) - 2)
+
+
+def _points(xs: Sequence[int], ys: Sequence[float], at: Array) -> Array:
+    """`_line` of many places at once."""
+    if len(xs) == 1:
+        return np.full(len(at), ys[0])
+    x, y = np.array(xs, np.float64), np.array(ys, np.float64)
+    i = np.clip(np.searchsorted(x, at, side="right") - 1, 0, len(xs) - 2)
+    found: Array = y[i] + (at - x[i]) * (y[i + 1] - y[i]) / (x[i + 1] - x[i])
+    return found
 
 
 class Costs:
@@ -67,9 +96,13 @@ class Costs:
         self._factors: list[float] = [1.0] * RANGES
         self._seen = [0] * RANGES
         self._last = [0] * RANGES  # the step that last had so many rows
-        self._scale = 1.0  # of ranges that were never seen
+        self.scale = 1.0  # of ranges that were never seen
         self._steps = 0
         self._cache: dict[int, list[float]] = {}  # context -> uncorrected seconds by rows
+        self._lines: dict[int, Array] = {}  # the same as arrays
+        self.words = aligned((2 * RANGES,), "f8")  # for native code: corrections, and how often each was seen
+        self.words[:RANGES] = 1.0
+        self._view: memoryview[Any] = memoryview(self.words)  # type: ignore[arg-type]
 
     def step_s(self, rows: int, context: int) -> float:
         """Seconds of a step of `rows` rows, after `context` tokens a sequence in the mean."""
@@ -96,10 +129,11 @@ class Costs:
         i = _range(rows)
         if self._seen[i] >= TRIED:
             ratio = min(max(ratio, self._factors[i] / BOUND), self._factors[i] * BOUND)
-        self._scale += (ratio - self._scale) * max(SHARE, 1 / self._steps)
+        self.scale += (ratio - self.scale) * max(SHARE, 1 / self._steps)
         self._seen[i] += 1
         self._last[i] = self._steps
         self._factors[i] += (ratio - self._factors[i]) * max(SHARE, 1 / self._seen[i])
+        self._view[i], self._view[RANGES + i] = self._factors[i], self._seen[i]
 
     def _factor(self, rows: int) -> float:
         return self._factor_of(_range(rows))
@@ -107,11 +141,28 @@ class Costs:
     def _factor_of(self, i: int) -> float:
         """Of a range of rows, as far as it is known, else the scale of all."""
         weight = min(1.0, self._seen[i] / TRIED)
-        return weight * self._factors[i] + (1 - weight) * self._scale
+        return weight * self._factors[i] + (1 - weight) * self.scale
 
     def _raw(self, rows: int, context: int) -> float:
         key = context // ROUND
-        line = self._cache.setdefault(key, [])
-        while len(line) <= rows:
-            line.append(self.table.step_s(max(1, len(line)), key * ROUND + ROUND // 2))
+        line = self._cache.get(key)
+        if line is None or len(line) <= rows:
+            line = self._cache[key] = self.raw(context, rows).tolist()
         return line[rows]
+
+    def raw(self, context: int, rows: int) -> Array:
+        """Uncorrected seconds of steps of 0, 1, … `rows` rows and more: f64, the same array until more rows are asked for."""
+        key = context // ROUND
+        line = self._lines.get(key)
+        if line is None or len(line) <= rows:
+            found = self.table.lines(max(64, 2 * rows), key * ROUND + ROUND // 2)
+            line = self._lines[key] = aligned(found.shape, "f8")
+            line[:] = found
+        return line
+
+
+def ranges(rows: int) -> Array:
+    """i32: of steps of 0, 1, … `rows` rows, the range whose correction they share."""
+    found = aligned((rows + 1,), "i4")
+    found[:] = [_range(count) for count in range(rows + 1)]
+    return found

@@ -12,9 +12,13 @@ from collections.abc import Callable, Sequence
 
 from mlsdc.runtime.controller import Controller, Drafter, Proposal
 from mlsdc.runtime.costs import Costs
+from mlsdc.runtime.device.base import Device
 from mlsdc.runtime.levels.base import Level, LevelState
 from mlsdc.runtime.levels.compose import compose
+from mlsdc.runtime.levels.ngram_native import NativeNgramLevel, NativeNgramState
 from mlsdc.runtime.manifest import Manifest
+from mlsdc.runtime.native_controller import CHOOSE, MakeList, NativeController, SlotDrafter
+from mlsdc.runtime.native_drafting import NgramBatch, Seat
 from mlsdc.runtime.plan_file import PlanFile
 from mlsdc.runtime.request import Request, StepItem
 from mlsdc.runtime.tree import Tree
@@ -30,21 +34,46 @@ class Drafting:
         infos = [info for level in levels for info in manifest.levels if info.name == level.name]
         self.level = compose(levels, infos, manifest.target_level.name)
         self.reads_target = self.level is not None and self.level.reads_target
-        self.controller = Controller() if controller is None else controller
+        self._make_list: MakeList | None = None
+        self._batch: NgramBatch | None = None
+        self._drafters: dict[int, Drafter] = {}  # by request id
+        self._controller = Controller() if controller is None else controller
         self.clock = clock
         self.plan_note = "shipped default"
         self._vocab_size = manifest.model.vocab_size
         self._names = (*(level.name for level in manifest.levels), "grammar")  # forced tokens count as a level of their own
-        self._drafters: dict[int, Drafter] = {}  # by request id
         self._asked: dict[int, tuple[Proposal, int]] = {}  # this step's proposals, and how many tokens their requests had
         self._choose_s = 2e-5  # what choosing takes for a proposal, a moving average: drafting costs that, too
+        self._draft_s = 5e-5  # the same of proposing and choosing together, where both are native
         self._step: tuple[int, float] | None = None  # context and start of the step that runs
+        self._full = False  # this step had no room for drafts: nobody was asked, and nothing is kept free in the next one
+        self._turns: list[tuple[Request, Seat]] = []  # requests with a seat that the step brought tokens
+
+    @property
+    def controller(self) -> Controller:
+        """What decides; another one begins with nothing known of the requests."""
+        return self._controller
+
+    @controller.setter
+    def controller(self, controller: Controller) -> None:
+        self._controller = controller
+        self._drafters = {}
+        self._batch = None
+        if isinstance(controller, NativeController) and isinstance(self.level, NativeNgramLevel) and self._make_list is not None:
+            self._batch = NgramBatch(self.level, controller, self._make_list)
+
+    def use(self, device: Device) -> None:
+        """From now on the controller decides by the device's native code, if it has any."""
+        if device.native(CHOOSE) is not None and self.level is not None:
+            self._make_list = device.host_list
+            self.controller = NativeController(device.host_list, len(self._names), self.controller.costs)
 
     def take(self, plan: PlanFile | None, why: str) -> None:
         """Begin with what was measured on this machine, or with the shipped default; `why` says which."""
         self.plan_note = why
         if plan is not None:
-            self.controller = Controller(Costs(plan.costs))
+            costs = Costs(plan.costs)
+            self.controller = Controller(costs) if self._make_list is None else NativeController(self._make_list, len(self._names), costs)
             self.controller.know(plan.rates, self._names)
 
     def draft(self, items: Sequence[StepItem]) -> None:
@@ -53,11 +82,20 @@ class Drafting:
         if level is None:
             return
         self._asked.clear()
+        self._full = False
         if not any(item.request.budget for item in items):  # nobody speculates: a plain engine's step (law L4)
             return
         decoding = [item for item in items if item.decodes]
         rows, sequences = sum(item.rows for item in items), len(decoding)
         context = sum(item.request.num_computed for item in decoding) // max(1, sequences)
+        if not self.controller.has_room(rows, sequences, context):
+            self._full = rows == sequences  # rows of prompts pass
+            self._step = (context, self.clock()) if decoding else None
+            return
+        if self._batch is not None and self.controller.trace is None:
+            self._draft_natively(self._batch, decoding, rows, sequences, context)
+            self._step = (context, self.clock()) if decoding else None
+            return
         wanted = [item for item in decoding if item.budget and self.controller.welcome(self._drafter(item.request), sequences)]
         if wanted:
             start = self.clock()
@@ -75,25 +113,61 @@ class Drafting:
                 self._asked[item.request.id] = proposal, len(item.request.tokens)
         self._step = (context, self.clock()) if decoding else None
 
+    def _draft_natively(self, batch: NgramBatch, items: Sequence[StepItem], rows: int, sequences: int, context: int) -> None:
+        """`draft` of requests whose proposals come from an n-gram level alone: two native calls for all of them."""
+        start = self.clock()
+        asked = []
+        for item in items:
+            if not item.budget:
+                continue
+            request = item.request
+            seat = batch.seat(request.id)
+            if seat is None:
+                state, drafter = self._begin(request), self._drafter(request)
+                assert isinstance(state, NativeNgramState)
+                assert isinstance(drafter, SlotDrafter)
+                seat = batch.sit(request.id, state, drafter)
+            if seat.fresh:
+                if not self.controller.welcome(seat.drafter, sequences):
+                    continue
+                seat.fresh = False
+            batch.ask(seat, request.tokens, item.budget)
+            request.num_observed = seat.before
+            asked.append(item)
+        if not asked:
+            return
+        for item, tree in zip(asked, batch.draft(rows, sequences, context, self._draft_s * len(asked)), strict=True):
+            if tree is not None:
+                item.tree = tree
+        self._draft_s += 0.1 * ((self.clock() - start) / len(asked) - self._draft_s)
+
     def _fits(self, item: StepItem, tree: Tree) -> bool:
         return len(tree) <= item.budget and (not tree or (min(tree.tokens) >= 0 and max(tree.tokens) < self._vocab_size))
 
     def _drafter(self, request: Request) -> Drafter:
-        return self._drafters.setdefault(request.id, Drafter(request.id))
+        drafter = self._drafters.get(request.id)
+        if drafter is None:
+            drafter = self._drafters[request.id] = self.controller.drafter(request.id)
+        return drafter
 
     def _state(self, request: Request) -> LevelState:
         """The level's state of the request, which has seen all of its committed tokens."""
-        assert self.level is not None
+        state = self._begin(request)
+        if request.num_observed < len(request.tokens):
+            state.observe(request.tokens[request.num_observed :])
+            request.num_observed = len(request.tokens)
+        state.place(request.table, request.num_computed)
+        return state
+
+    def _begin(self, request: Request) -> LevelState:
+        """The level's state of the request."""
         if request.drafter is None:
+            assert self.level is not None
             request.drafter = self.level.start()
             if request.params.temperature > 0:
                 request.drafter.couple(request.seed)
             if request.params.speculation is not None and request.params.speculation.levels is not None:
                 request.drafter.only(request.params.speculation.levels)
-        if request.num_observed < len(request.tokens):
-            request.drafter.observe(request.tokens[request.num_observed :])
-            request.num_observed = len(request.tokens)
-        request.drafter.place(request.table, request.num_computed)
         return request.drafter
 
     def stepped(self, items: Sequence[StepItem], firsts: Sequence[int], rows: Sequence[Sequence[int]]) -> None:
@@ -105,7 +179,16 @@ class Drafting:
     def committed(self, item: StepItem, accepted: Sequence[int]) -> None:
         """The target chose: `accepted` are the indices of the nodes of the item's tree that were committed."""
         request, tree = item.request, item.tree
-        if self.level is not None and request.budget:
+        if self._full:
+            request.wish = 0
+        elif not request.budget or self.level is None:
+            pass
+        elif self._batch is not None and self.controller.trace is None:
+            if (seat := self._batch.seat(request.id)) is not None:
+                self._turns.append((request, seat))  # learned from in `learned`
+            elif request.wish == 0:
+                request.wish = request.budget  # there was no room, and there is now
+        else:
             asked = self._asked.pop(request.id, None)
             if asked is not None:
                 proposal, before = asked
@@ -114,8 +197,19 @@ class Drafting:
         if not tree:
             request.statistics.steps += 1
             return
-        names = [self._names[i] for i in tree.levels or (0,) * len(tree)]
-        request.statistics.count_step(names, tree.depths(), set(accepted))
+        names = self._names
+        request.statistics.count_step([names[i] for i in tree.levels or (0,) * len(tree)], tree.depths(), accepted)
+
+    def learned(self) -> None:
+        """All items of the step were `committed`."""
+        turns = self._turns
+        if not turns or self._batch is None:
+            return
+        self._turns = []
+        wishes = self._batch.learn([seat for _, seat in turns], [request.tokens for request, _ in turns],
+                                   [request.budget for request, _ in turns])
+        for (request, _), wish in zip(turns, wishes, strict=True):
+            request.wish = wish
 
     def done(self, items: Sequence[StepItem]) -> None:
         """The step is over: what it took since its drafts is what its rows cost, of trees as they were sent (a grammar changes some)."""
@@ -129,4 +223,8 @@ class Drafting:
         if request.drafter is not None:
             request.drafter.release()
         request.drafter = None
-        self._drafters.pop(request.id, None)
+        if self._batch is not None:
+            self._batch.leave(request.id)
+        drafter = self._drafters.pop(request.id, None)
+        if drafter is not None:
+            self.controller.leave(drafter)

@@ -36,6 +36,7 @@ def load_engine(path: str | Path, *, threads: int | None, num_pages: int | None,
         for info, level in zip(manifest.levels, levels, strict=False):
             if info.programs:
                 _bind(level, opened, info, memory, slabs)
+        engine.drafting.use(opened)
         if levels:
             machine = machine_key(opened.name, getattr(opened, "threads", None))
             engine.drafting.take(*find_plan(artifact, machine, Path(plan_file) if plan_file else None))

@@ -54,6 +54,7 @@ class Outcome:
             else:
                 request.statistics.prefill_rows += item.rows
             request.num_computed += item.rows + kept - 1
+        drafting.learned()
         if read:
             drafting.stepped(items, firsts, committed)
         return copies.write()

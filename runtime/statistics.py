@@ -7,7 +7,7 @@ included = 1 + accepted / steps. The rate at depth d = steps that accepted at d 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 
@@ -78,22 +78,20 @@ class Statistics:
         """Tokens per target step, bonus included; 0 if there was no step."""
         return 1 + self.accepted / self.steps if self.steps else 0.0
 
-    def count_step(self, names: Iterable[str], depths: Iterable[int], accepted: set[int]) -> None:
+    def count_step(self, names: Sequence[str], depths: Sequence[int], accepted: Collection[int]) -> None:
         """A step whose node i was proposed by level `names[i]` at `depths[i]`; `accepted` are the committed nodes' indices."""
         self.steps += 1
-        offered: set[tuple[str, int]] = set()
-        for node, (name, depth) in enumerate(zip(names, depths, strict=True)):
+        for name in set(names):
             level = self.levels.get(name)
             if level is None:
                 level = self.levels[name] = LevelStatistics()
-            count = level._depth(depth)
-            level.drafted += 1
-            if (name, depth) not in offered:
-                offered.add((name, depth))
-                count.offered += 1
-            if node in accepted:
-                level.accepted += 1
-                count.accepted += 1
+            level.drafted += names.count(name)
+            for depth in {depth for depth, of in zip(depths, names, strict=True) if of == name}:
+                level._depth(depth).offered += 1
+        for node in accepted:
+            level = self.levels[names[node]]
+            level.accepted += 1
+            level._depth(depths[node]).accepted += 1
 
     def merge(self, other: Statistics) -> None:
         """Add another request's figures to these."""

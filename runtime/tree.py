@@ -33,11 +33,22 @@ class Tree:
             if not -1 <= parent < i:
                 raise ValueError(f"tree: parents[{i}] is {parent}, expected -1..{i - 1}")
 
+    @staticmethod
+    def made(tokens: Sequence[int], parents: Sequence[int], level: int, depths: list[int], words: list[int]) -> Tree:
+        """A tree that native code has made of a checked one: nothing is looked at again. `words` are its `ancestor_words`."""
+        tree = object.__new__(Tree)
+        tree.__dict__.update(
+            tokens=tuple(tokens), parents=tuple(parents), logq=(), levels=(level,) * len(tokens), _depths=depths, _words=words)
+        return tree
+
     def __len__(self) -> int:
         return len(self.tokens)
 
     def depths(self) -> list[int]:
         """Depth of each node; a child of the last committed token has depth 1."""
+        known: list[int] | None = self.__dict__.get("_depths")
+        if known is not None:
+            return known
         depths: list[int] = []
         for parent in self.parents:
             depths.append(1 if parent < 0 else depths[parent] + 1)
@@ -71,6 +82,9 @@ def ancestor_words(tree: Tree) -> list[int]:
     Row 0 is the last committed token (slot 0), row i + 1 is node i (slot i + 1). Slots grow along every path, so the
     set bits of a word are in order of position: the k-th set bit of a row is the key at position `committed + k`.
     """
+    known: list[int] | None = tree.__dict__.get("_words")
+    if known is not None:
+        return known
     words = [1]
     for i, parent in enumerate(tree.parents):
         words.append(words[parent + 1] | (1 << (i + 1)))
@@ -85,14 +99,10 @@ def walk(tree: Tree, choices: Sequence[int]) -> tuple[list[int], list[int]]:
     """
     if not tree:
         return [], [choices[0]]
-    children: dict[tuple[int, int], int] = {}
-    for i in range(len(tree) - 1, -1, -1):  # backwards: of two equal siblings the first one wins
-        children[tree.parents[i], tree.tokens[i]] = i
-    nodes: list[int] = []
-    tokens = [choices[0]]
-    at = -1
-    while (node := children.get((at, tokens[-1]))) is not None:
-        nodes.append(node)
-        at = node
-        tokens.append(choices[node + 1])
+    nodes, tokens, at = list[int](), [choices[0]], -1
+    for node, token in enumerate(tree.tokens):  # children come after their parent; of two equal siblings the first one wins
+        if token == tokens[-1] and tree.parents[node] == at:
+            nodes.append(node)
+            at = node
+            tokens.append(choices[node + 1])
     return nodes, tokens

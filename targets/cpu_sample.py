@@ -10,6 +10,7 @@ from mlsdc.runtime.step import Limits
 from mlsdc.targets.protocol import Call, KernelSpec, Lowering
 from mlsdc.templates import params_sample as P
 from mlsdc.templates.params import padded
+from mlsdc.templates.params_draft import Draft
 
 SLACK = 256  # bytes that whole blocks of 64 logits may read beyond the last row
 
@@ -22,7 +23,18 @@ def ngram_specs(order: int) -> tuple[KernelSpec, ...]:
         "ngram_propose": ("LIVE: u64", "ENTRIES: u32", "KINDS: u8", "VOCAB: i32", "TREE: i32", "P: f32", "slots: int", "reach: int",
                           "budget: int", "width: int", "coupled: int", "seed: int", "weight: float", "floor: float"),
     }
-    return tuple(KernelSpec(name, P.Ngram(name, order), arguments) for name, arguments in abi.items())
+    return (*(KernelSpec(name, P.Ngram(name, order), arguments) for name, arguments in abi.items()), *draft_specs())
+
+
+def draft_specs() -> tuple[KernelSpec, ...]:
+    """The controller's functions (runtime.native_controller calls them)."""
+    tree = ("STEP: f64", "LIST: i32", "TREE: i32", "PROB: f32", "LEVEL: i32", "DRAFTER: f64", "ALL: f64")
+    abi = {
+        "draft_choose": (*tree, "WORTH: f64", "RAW: f64", "RANGE: i32", "FACTOR: f64", "SEEN: f64", "CHANCE: f64", "SCRATCH: i32",
+                         "PICK: i32", "KEPT: i32", "KEPT_COUNT: i32", "ANC: u64", "levels: int"),
+        "draft_learn": (*tree, "COMMITTED: i32", "COMMITTED_COUNT: i32", "BUDGET: i32", "WISH: i32", "levels: int"),
+    }
+    return tuple(KernelSpec(name, Draft(name), arguments) for name, arguments in abi.items())
 
 
 def sample_lowering(logits: Tap, vocab_size: int, limits: Limits, base: int) -> tuple[Lowering, int]:

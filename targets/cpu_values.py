@@ -10,7 +10,8 @@ from mlsdc.compiler.graph import Graph
 from mlsdc.compiler.interpret_state import KvState
 from mlsdc.compiler.quantise import A8, A16
 from mlsdc.compiler.types import GROUP, DType, KvType, TensorType
-from mlsdc.runtime.device.cpu import ERROR, CpuLevel, CpuProgram
+from mlsdc.runtime.device.cpu import CpuLevel, CpuProgram
+from mlsdc.runtime.device.host_list import ERROR
 from mlsdc.runtime.errors import DeviceError
 from mlsdc.runtime.program import ArenaArg, InputArg, Launch
 from mlsdc.runtime.step import Array

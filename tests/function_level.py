@@ -34,6 +34,9 @@ class SendAll(Controller):
     def welcome(self, drafter: Drafter, sequences: int) -> bool:
         return True
 
+    def has_room(self, rows: int, sequences: int, context: int) -> bool:
+        return True
+
     def wish(self, drafter: Drafter, budget: int) -> int:
         return budget
 

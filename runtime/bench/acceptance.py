@@ -24,6 +24,9 @@ from mlsdc.runtime.tree import Tree
 class Everything(Controller):
     """Sends what is proposed."""
 
+    def has_room(self, rows: int, sequences: int, context: int) -> bool:
+        return True
+
     def choose(self, proposals: Sequence[Proposal], rows: int, sequences: int, context: int, draft_s: float) -> list[Tree]:
         return [proposal.tree for proposal in proposals]
 

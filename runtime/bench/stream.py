@@ -8,7 +8,8 @@ import numpy as np
 
 from mlsdc.runtime.bench import STREAM_BLOCK as BLOCK
 from mlsdc.runtime.device.base import Device
-from mlsdc.runtime.device.cpu import INT, LAUNCH_WORDS, POINTER, CpuDevice, big_array
+from mlsdc.runtime.device.cpu import CpuDevice, big_array
+from mlsdc.runtime.device.host_list import INT, LAUNCH_WORDS, POINTER
 from mlsdc.runtime.errors import DeviceError
 from mlsdc.runtime.step import aligned
 

@@ -52,6 +52,9 @@ class SendAll(Controller):
         self.recorded: list[Recorded] = []
         self.context = 0
 
+    def has_room(self, rows: int, sequences: int, context: int) -> bool:
+        return True
+
     def wish(self, drafter: Drafter, budget: int) -> int:
         return budget
 
@@ -69,6 +72,9 @@ class SendBest(Controller):
     def __init__(self, nodes: int) -> None:
         super().__init__()
         self.nodes = nodes
+
+    def has_room(self, rows: int, sequences: int, context: int) -> bool:
+        return True
 
     def wish(self, drafter: Drafter, budget: int) -> int:
         return min(budget, self.nodes)

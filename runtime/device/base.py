@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
+from mlsdc.runtime.device.host_list import HostList
 from mlsdc.runtime.errors import DeviceError
 from mlsdc.runtime.step import Array, StepBuffers
 
@@ -126,6 +127,10 @@ class Device(ABC):
     def native(self, name: str) -> NativeFunction | None:
         """A host function of the artifact's code, called with integers, floats and addresses; None if it has none of that name."""
         return None
+
+    def host_list(self, calls: Sequence[tuple[str, Sequence[Any]]]) -> HostList:
+        """Calls of `native` functions that are made in one go (host_list.py). Raises DeviceError where there are none."""
+        raise DeviceError(f"device {self.name}: has no host functions")
 
     @abstractmethod
     def close(self) -> None: ...

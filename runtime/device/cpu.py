@@ -21,6 +21,7 @@ import numpy as np
 from mlsdc.runtime.artifact import Artifact
 from mlsdc.runtime.device.base import BoundProgram, Device, LevelMemory
 from mlsdc.runtime.device.binding import level_info, step_buffers, weight_tensors
+from mlsdc.runtime.device.host_list import ERROR, FLOAT, INT, LAUNCH_WORDS, POINTER, HostList
 from mlsdc.runtime.errors import ArtifactError, DeviceError
 from mlsdc.runtime.kv_format import KvGeometry
 from mlsdc.runtime.manifest import TargetInfo
@@ -28,9 +29,7 @@ from mlsdc.runtime.program import ArenaArg, Arg, FloatArg, InputArg, IntArg, Lau
 from mlsdc.runtime.step import Array, Header, aligned
 
 ENTRY = "__tvm_ffi_"
-POOL_WORDS, ERROR, THREADS = 64, 19, 48
-LAUNCH_WORDS = 8
-INT, FLOAT, POINTER = 1, 3, 4  # tvm-ffi type indices
+POOL_WORDS, THREADS = 64, 48
 HUGE_PAGE = 2 << 20
 MAX_THREADS = 256
 
@@ -115,6 +114,9 @@ class CpuDevice(Device):
 
     def native(self, name: str) -> Any:
         return self._function(name) if name in self.target.kernels else None
+
+    def host_list(self, calls: Sequence[tuple[str, Sequence[Any]]]) -> HostList:
+        return HostList(self.launch_list, self.pool, self.address, calls)
 
     def load_level(self, level: str, num_pages: int) -> CpuLevel:
         return CpuLevel(self, level, num_pages)

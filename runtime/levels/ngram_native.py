@@ -79,7 +79,7 @@ class NativeNgramState(LevelState):
         self._tree = aligned((3 * 64,), "i4")  # tokens, parents, count
         self._probabilities = aligned((64,), "f4")
         self._pointers = address(self._tree), address(self._probabilities)
-        self._draws = 0, 0
+        self.draws = 0, 0  # whether the request draws, and with which seed, as a signed word
         self._grow(FIRST_TOKENS)
 
     def _grow(self, num_tokens: int) -> None:
@@ -98,12 +98,16 @@ class NativeNgramState(LevelState):
         return self.words[start : start + self.num_observed].astype(np.int32)
 
     def couple(self, seed: int) -> None:
-        self._draws = 1, seed - (seed >> 63 << 64)  # as a signed word
+        self.draws = 1, seed - (seed >> 63 << 64)
+
+    def has_room(self, num_tokens: int) -> bool:
+        """Whether so many tokens more fit into its block."""
+        return self.num_observed + num_tokens <= self._room
 
     def observe(self, tokens: Sequence[int]) -> None:
         if not len(tokens):
             return
-        if self.num_observed + len(tokens) > self._room:
+        if not self.has_room(len(tokens)):
             self._grow(max(2 * self._room, 1 << (self.num_observed + len(tokens)).bit_length()))
         self._observe(np.array(tokens, np.int32))
 
@@ -123,7 +127,7 @@ class NativeNgramState(LevelState):
         if budget <= 0:
             return EMPTY
         level.propose_tree(
-            0, 1, self._address, *level.tables, *self._pointers, *level.sizes, budget, level.width, *self._draws,
+            0, 1, self._address, *level.tables, *self._pointers, *level.sizes, budget, level.width, *self.draws,
             level.live_weight, level.min_probability)
         count = int(self._tree[128])
         return level.tree(self._tree[:count].tolist(), self._tree[64 : 64 + count].tolist(), self._probabilities[:count].tolist())

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from mlsdc.runtime.device.base import NativeFunction
+from mlsdc.runtime.device.cpu import ENTRY, THREADS, import_tvm_ffi
+from mlsdc.runtime.device.host_list import HostList
+from mlsdc.runtime.step import aligned
 from tests.once import once
 
 if TYPE_CHECKING:
@@ -16,8 +21,14 @@ if TYPE_CHECKING:
 
 def native_functions(factory: pytest.TempPathFactory, name: str, specs: Sequence[KernelSpec]) -> Callable[[str], NativeFunction | None]:
     """Finds the functions of `specs` by key; skips where this machine cannot run them."""
+    module = import_tvm_ffi().load_module(str(library(factory, name, specs)))
+    keys = {spec.key for spec in specs}
+    return lambda key: module.get_function(key) if key in keys else None
+
+
+def library(factory: pytest.TempPathFactory, name: str, specs: Sequence[KernelSpec]) -> Path:
+    """The built file; skips where this machine cannot run it."""
     pytest.importorskip("tvm")
-    from mlsdc.runtime.device.cpu import import_tvm_ffi
     from mlsdc.runtime.device.cpu_features import cpu_features
     from mlsdc.targets.cpu_build import build
     from mlsdc.targets.cpu_isa import ISAS
@@ -26,6 +37,17 @@ def native_functions(factory: pytest.TempPathFactory, name: str, specs: Sequence
     if not cpu_features().issuperset(isa.requires):
         pytest.skip(f"this machine does not run {isa.name}")
     folder = once(factory, name, lambda path: build(isa, specs, path) and None)
-    module = import_tvm_ffi().load_module(str(folder / "kernels" / isa.name / "kernels.so"))
-    keys = {spec.key for spec in specs}
-    return lambda key: module.get_function(key) if key in keys else None
+    return folder / "kernels" / isa.name / "kernels.so"
+
+
+def native_lists(factory: pytest.TempPathFactory, name: str, specs: Sequence[KernelSpec]
+                 ) -> Callable[[Sequence[tuple[str, Sequence[Any]]]], HostList]:
+    """Makes host lists of the functions of `specs`; skips where this machine cannot run them."""
+    path = str(library(factory, name, specs))
+    run, symbols, pool = import_tvm_ffi().load_module(path).get_function("mlsdc_run"), ctypes.CDLL(path), aligned((64,), "i8")
+    pool[THREADS] = 1
+
+    def address(key: str) -> int:
+        return ctypes.cast(getattr(symbols, f"{ENTRY}{key}"), ctypes.c_void_p).value or 0
+
+    return lambda calls: HostList(run, pool, address, calls)
