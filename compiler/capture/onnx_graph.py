@@ -5,6 +5,9 @@
 
 Read are graphs from `input_ids` [batch, sequence] to logits, with or without a past and an attention mask: the past is taken as empty, the
 mask as all ones. Operators: onnx_rules.
+
+A graph that makes logits of the last token only is read as one that makes them of every token: where it takes the last position, all go on,
+and what follows must be ops of one position by itself (`last`).
 """
 
 from __future__ import annotations
@@ -22,14 +25,15 @@ from mlsdc.compiler.capture.onnx_known import LENGTHS, Known
 from mlsdc.compiler.capture.onnx_rules import EMPTY, RULES, key
 from mlsdc.compiler.capture.source import Turned
 from mlsdc.compiler.errors import CaptureError, IrError
-from mlsdc.compiler.graph import Builder, Editor, Graph
+from mlsdc.compiler.graph import Builder, Editor, Graph, Weight
 from mlsdc.compiler.ops import Op
 from mlsdc.compiler.ops_capture import CausalMask, Positions
-from mlsdc.compiler.ops_core import Cast, Reshape
+from mlsdc.compiler.ops_core import Binary, Cast, Reduce, Reshape, Scalar, Unary
+from mlsdc.compiler.ops_nn import Linear, RmsNorm
 from mlsdc.compiler.types import Dim, DType, TensorType
 
 KINDS = {"f": DType.F32, "b": DType.BOOL, "i": DType.I64, "u": DType.I64}
-FLOAT_CASTS = (onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16, onnx.TensorProto.DOUBLE)
+BY_POSITION = (Linear, RmsNorm, Unary, Scalar, Binary, Cast, Reduce, Reshape)  # what may follow where the last token is taken
 
 
 class OnnxGraph:
@@ -45,6 +49,7 @@ class OnnxGraph:
         self.env: dict[str, Any] = {self.tokens: self.builder.input("tokens", TensorType(DType.I32, (1, self.seq)))}
         self.constants: dict[str, NDArray[np.float32]] = {}
         self.turned: dict[str, Turned] = {}
+        self.last: set[str] = set()  # values that are of the last position in the file, and of all here
         self._taken: dict[str, int] = {}
         self.node: onnx.NodeProto = file.model.graph.node[0]
 
@@ -56,8 +61,18 @@ class OnnxGraph:
         for node in self.file.model.graph.node:
             if node.output[0] in live and node.output[0] not in self.env and not self.known.known(node.output[0]):
                 self.convert(node)
-        graph = self.builder.build(logits=self.value(output))
+        logits = self.value(output)
+        if logits in self.last and len(self.shape(logits)) == 2:
+            logits = self._batched(logits)
+        graph = self.builder.build(logits=logits)
         return Editor(graph).finish()
+
+    def _batched(self, logits: str) -> str:
+        """[seq, vocab] -> [1, seq, vocab]; of a linear its input is reshaped, so that logits are made only where they are asked for."""
+        if not isinstance(self.op(logits), Linear):
+            return self.add(Reshape((1, -1, self.shape(logits)[-1])), logits)
+        x, *rest = self.inputs(logits)
+        return self.add(Linear(), self.add(Reshape((1, -1, self.shape(x)[-1])), x), *rest)
 
     def _live(self, output: str) -> set[str]:
         live: set[str] = set()
@@ -218,7 +233,33 @@ class OnnxGraph:
         wanted = tuple(-1 if (a, b) == LENGTHS else a for a, b in zip(*shapes, strict=True))
         return value if wanted == self.shape(value) else self.add(Reshape(wanted), value)
 
+    def only_last(self, value: str, shape: tuple[int, ...]) -> str:
+        """`value`, of which the file goes on with the last position, in the shape that makes; the size 1 of that position is -1."""
+        made = self._add(Reshape(shape), (value,))
+        self.last.add(made)
+        return made
+
     def add(self, op: Op, *inputs: str) -> str:
+        if not self.last.isdisjoint(inputs):
+            return self._add_of_last(op, inputs)
+        return self._add(op, inputs)
+
+    def _add_of_last(self, op: Op, inputs: tuple[str, ...]) -> str:
+        """An op of what stands for the last position: it must be one of each position by itself."""
+        others = [name for name in inputs if name not in self.last and not isinstance(self.op(name), Weight)]
+        if others or not isinstance(op, BY_POSITION):
+            what = f"with '{others[0]}', which is of all tokens" if others else f"by {op.opname}"
+            raise CaptureError(
+                f"{self.where(self.node)} takes the last token only, and goes on {what}; only ops of one position can be read")
+        made = self._add(op, inputs)
+        axis = [i for i, size in enumerate(self.shape(made)) if size == -1]
+        mixes = isinstance(op, Reduce) and op.axis % len(self.shape(made)) != len(self.shape(made)) - 1
+        if len(axis) != 1 or mixes:
+            raise CaptureError(f"{self.where(self.node)} takes the last token only, and loses its axis by {op.opname}")
+        self.last.add(made)
+        return made
+
+    def _add(self, op: Op, inputs: tuple[str, ...]) -> str:
         base = self.clean(self.node.output[0] or self.node.name)
         count = self._taken[base] = self._taken.get(base, 0) + 1
         name = base if count == 1 and base not in self.builder.nodes else f"{base}.{count}"

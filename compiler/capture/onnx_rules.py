@@ -128,14 +128,28 @@ def gather(c: OnnxGraph, node: onnx.NodeProto, facts: Mapping[str, Any]) -> str:
 
 
 def gathered(c: OnnxGraph, node: onnx.NodeProto, facts: Mapping[str, Any]) -> str:
-    """One index of a static axis."""
-    x, index, axis = c.value(node.input[0]), c.number(node.input[1]), facts.get("axis", 0)
+    """One index of a static axis, or the last of the sequence."""
+    x, index = c.value(node.input[0]), c.number(node.input[1])
+    axis = facts.get("axis", 0) % len(c.shape(x))
     size = c.shape(x)[axis]
+    indices = [c.known.at(node.input[1], n) for n in LENGTHS]
+    if size == -1 and all(i.size == 1 and int(i.reshape(-1)[0]) in (-1, n - 1) for i, n in zip(indices, LENGTHS, strict=True)):
+        return last_token(c, node, x, axis, indices[0].shape)
     if index is None or size == -1:
-        raise CaptureError(f"{c.where(node)}: only rows of a table by token, or one index of a static axis, can be read")
+        raise CaptureError(f"{c.where(node)}: only rows of a table by token, one index of a static axis, or the last token can be read")
     part = c.add(Slice(axis, int(index) % size, int(index) % size + 1), x)
     shape = list(c.shape(x))
     return c.add(Reshape(tuple(shape[:axis] + list(c.known.at(node.input[1], LENGTHS[0]).shape) + shape[axis + 1 :])), part)
+
+
+def last_token(c: OnnxGraph, node: onnx.NodeProto, x: str, axis: int, index: tuple[int, ...]) -> str:
+    """The file takes the last of the sequence on `axis`. That position then is an axis of 1; the batch's where the index is a number."""
+    shape = [*c.shape(x)[:axis], *index, *c.shape(x)[axis + 1 :]]
+    stands = axis if index else axis - 1
+    if stands < 0 or shape[stands] != 1:
+        raise CaptureError(f"{c.where(node)}: takes the last token, and nothing of its result {shape} can stand for the sequence")
+    shape[stands] = -1
+    return str(c.only_last(x, tuple(shape)))
 
 
 @reads("MatMul")
@@ -231,17 +245,23 @@ def transpose(c: OnnxGraph, node: onnx.NodeProto, facts: Mapping[str, Any]) -> s
 
 @reads("Slice")
 def slice_(c: OnnxGraph, node: onnx.NodeProto, facts: Mapping[str, Any]) -> str:
+    """Static ranges of static axes, or the last of the sequence."""
     x = c.value(node.input[0])
-    starts, ends = c.known.at(node.input[1], LENGTHS[0]).tolist(), c.known.at(node.input[2], LENGTHS[0]).tolist()
-    axes = c.known.at(node.input[3], LENGTHS[0]).tolist() if len(node.input) > 3 and node.input[3] else list(range(len(starts)))
-    steps = c.known.at(node.input[4], LENGTHS[0]).tolist() if len(node.input) > 4 and node.input[4] else [1] * len(starts)
-    for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
+    starts, ends = ([c.known.at(node.input[i], n).tolist() for n in LENGTHS] for i in (1, 2))
+    axes = c.known.at(node.input[3], LENGTHS[0]).tolist() if len(node.input) > 3 and node.input[3] else list(range(len(starts[0])))
+    steps = c.known.at(node.input[4], LENGTHS[0]).tolist() if len(node.input) > 4 and node.input[4] else [1] * len(axes)
+    for i, (axis, step) in enumerate(zip(axes, steps, strict=True)):
+        axis %= len(c.shape(x))
         size = c.shape(x)[axis]
-        low, high, _ = slice(start, end).indices(LENGTHS[0] if size == -1 else size)
-        if step != 1 or (size == -1 and (low, high) != (0, LENGTHS[0])):
-            raise CaptureError(f"{c.where(node)}: a slice of the sequence axis, or one with step {step}")
-        if size != -1 and (low, high) != (0, size):
-            x = c.add(Slice(axis % len(c.shape(x)), low, high), x)
+        ranges = [slice(starts[at][i], ends[at][i]).indices(n if size == -1 else size)[:2] for at, n in enumerate(LENGTHS)]
+        if size == -1 and step == 1 and all(found == (n - 1, n) for found, n in zip(ranges, LENGTHS, strict=True)):
+            x = last_token(c, node, x, axis, (1,))
+        elif size == -1 and (step != 1 or any(found != (0, n) for found, n in zip(ranges, LENGTHS, strict=True))):
+            raise CaptureError(f"{c.where(node)}: a slice of the sequence axis that is neither all of it nor the last token")
+        elif step != 1 or ranges[0] != ranges[1]:
+            raise CaptureError(f"{c.where(node)}: a slice with step {step} or bounds that vary with the length")
+        elif size != -1 and ranges[0] != (0, size):
+            x = c.add(Slice(axis, *ranges[0]), x)
     return str(x)
 
 

@@ -163,13 +163,52 @@ def test_what_is_no_onnx_model_is_refused(tmp_path: Path) -> None:
         load_source(str(tmp_path / "model.onnx"))
 
 
-def test_logits_of_the_last_token_only_are_refused() -> None:
+LAST = {
+    "a slice": lambda g: helper.make_node("Slice", [g, "minus_one", "top", "one"], ["last"], "last"),
+    "a gather by a list": lambda g: helper.make_node("Gather", [g, "minus_one"], ["last"], "last", axis=1),
+    "a gather by a number": lambda g: helper.make_node("Gather", [g, "number"], ["last"], "last", axis=1),
+}
+
+
+def takes_last(made: Any, behind: Any = None) -> Any:
+    """Change a model into one that makes logits of the last token only; `behind` adds a node between that and the head."""
+
     def change(model: Any) -> None:
         (head,) = [node for node in model.graph.node if "logits" in node.output]
-        model.graph.initializer.append(helper.make_tensor("minus_one", TensorProto.INT64, [1], [-1]))
-        last = helper.make_node("Gather", [head.input[0], "minus_one"], ["last"], "last", axis=1)
-        model.graph.node.insert(len(model.graph.node) - 1, last)
-        head.input[0] = "last"
+        for name, value in (("minus_one", [-1]), ("top", [2**63 - 1]), ("one", [1])):
+            model.graph.initializer.append(helper.make_tensor(name, TensorProto.INT64, [1], value))
+        model.graph.initializer.append(helper.make_tensor("number", TensorProto.INT64, [], [-1]))
+        nodes = [made(head.input[0]), *([behind(head.input[0])] if behind else [])]
+        for node in nodes:
+            model.graph.node.insert(len(model.graph.node) - 1, node)
+        head.input[0] = nodes[-1].output[0]
+        del model.graph.output[0].type.tensor_type.shape.dim[:]
 
-    with pytest.raises(CaptureError, match=r"^model\.onnx: Gather 'last': only rows of a table by token, or one index of a static axis"):
-        captured(edited(change))
+    return change
+
+
+@pytest.mark.parametrize("kind", LAST)
+@torch.no_grad()
+def test_logits_of_the_last_token_only_are_read_as_those_of_every_token(kind: str) -> None:
+    runtime = pytest.importorskip("onnxruntime", reason="onnxruntime says what the file computes")
+    path = edited(takes_last(LAST[kind]))
+    found = captured(path)
+    graph = raised(found)
+    assert shapes(graph) == shapes(after("Llama 2", "gather-early"))
+    tokens = tokens_for("Llama 2", LENGTH)
+    every = logits(found, graph, tokens)
+    session = runtime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    for end in (9, 40, LENGTH):
+        (wanted,) = session.run(["logits"], {"input_ids": tokens[None, :end].numpy()})
+        assert np.abs(every[end - 1].numpy() - wanted.reshape(-1)).max() < 1e-4
+
+
+@pytest.mark.parametrize(("behind", "message"), [
+    (lambda h: helper.make_node("Softmax", ["last"], ["soft"], "soft", axis=-1),
+     "Softmax 'soft' takes the last token only, and goes on by softmax; only ops of one position can be read"),
+    (lambda h: helper.make_node("Add", ["last", h], ["sum"], "sum"),
+     "Add 'sum' takes the last token only, and goes on with '[^']*', which is of all tokens; only ops of one position can be read"),
+])  # fmt: skip
+def test_what_mixes_the_last_token_with_others_is_refused(behind: Any, message: str) -> None:
+    with pytest.raises(CaptureError, match=rf"^model\.onnx: {message}$"):
+        captured(edited(takes_last(LAST["a slice"], behind)))
