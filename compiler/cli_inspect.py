@@ -96,7 +96,7 @@ def memory(artifact: Artifact) -> Iterator[str]:
         for context in contexts:
             whole, plain = plan.sequence_bytes(context), plan.sequence_bytes(context, drafts=False)
             kv = plan.levels[-1].kv
-            bits = f"{effective_bits(kv, context):.2f}" if kv else ""
+            bits = f"{effective_bits(kv, context, plan.levels[-1].window):.2f}" if kv else ""
             users, plain_users = plan.users(context), plan.users(context, drafts=False)
             yield f"{context:10,} {whole:14,} {whole - plain:16,} {bits:>13} {users:18,} {plain_users:8,}"
         yield f"{'':10} at once: what the pool holds; a step serves at most {plan.limits.max_num_seqs} (limits.max_num_seqs)"
@@ -115,6 +115,9 @@ def _pages(level: LevelPlan, sequence_bytes: int) -> Iterator[str]:
         kinds = kv.layer_format(first)
         yield f"  {layers}: {kinds.name}, {kv.num_kv_heads} heads x (keys {k:,} + values {v:,}) bytes, a head every {head:,}, " \
               f"from byte {kv.k_offset(first, 0):,}"
+    if level.window is not None:
+        most = level.window.most_pages(level.max_model_len, level.most_rows, kv.page_size)
+        yield f"  the first {level.window.sinks} and the last {level.window.window} tokens are kept: at most {most} pages of a sequence"
     yield f"  {level.scratch_pages} scratch page{'s' if level.scratch_pages != 1 else ''} for the drafted rows of a sequence"
 
 

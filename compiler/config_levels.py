@@ -6,10 +6,11 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
+from mlsdc.compiler.config_kv import DraftKvConfig, kv_section
 from mlsdc.compiler.schema import option
 from mlsdc.runtime.step import SCRATCH_SLOTS
 
-PRIVATE = ("kind", "name", "heads", "model", "exit", "vocabulary_map")  # names and paths of the machine that compiles
+PRIVATE = ("kind", "name", "heads", "model", "exit", "vocabulary_map", "kv")  # names and paths of the machine that compiles
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,11 @@ class ModelConfig(ProgramLevel):
     name: str = option("model")
     context: int | None = option(None, low=16, high=2**20)
     vocabulary_map: str | None = option(None)
+    kv: DraftKvConfig = option(DraftKvConfig(), parse=kv_section)
+
+    def params(self) -> dict[str, Any]:
+        """With its cache's format and window."""
+        return {**super().params(), **self.kv.params()}
 
 
 @dataclass(frozen=True)

@@ -37,6 +37,7 @@ from mlsdc.passes import PassOptions, default_pipeline
 from mlsdc.passes.emit_program import emit_lowering, emit_program, merge_specs
 from mlsdc.runtime.device.binding import input_widths
 from mlsdc.runtime.errors import CapacityError
+from mlsdc.runtime.kv_window import window_of
 from mlsdc.runtime.manifest import LevelInfo, Manifest, ModelInfo, Plan
 from mlsdc.runtime.memory_plan import LevelNeed, MemoryPlan, plan_memory
 from mlsdc.runtime.program import ProgramSpec
@@ -192,7 +193,7 @@ def make_module(config: Config, source: ModelSource, graph: Graph, parts: Mappin
         part = parts.get(level.name, LevelParts())
         merged = merge_params(config, path) if ".merge[" in path else {}
         levels.append(LevelModule(level.name, level.kind, {**level.params(), **part.params} | counts_name(level, i) | merged, part.graphs))
-    target = LevelModule("target", "model", {}, {"forward": graph})
+    target = LevelModule("target", "model", config.target.kv.params(), {"forward": graph})
     return Module(config.target.name or source.name, (*levels, target))
 
 
@@ -249,7 +250,7 @@ def plan_level_memory(config: Config, module: Module, limits: Limits, target: Ta
             level.name, None if "kv_of" in level.params else level.kv,
             sum(target.packed_bytes(weight.type) for weight in weight_nodes(level)),
             max((program.arena_bytes for program in of_level.values()), default=0), max(logits, default=0),
-            input_widths(level.params, of_level.values(), vocab_size)))
+            input_widths(level.params, of_level.values(), vocab_size), window_of(level.params)))
     plan = plan_memory(needs, limits, pool_bytes=config.memory.pool_bytes, budget=config.memory.total)
     try:
         plan.check(limits.max_model_len)

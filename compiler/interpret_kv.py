@@ -45,13 +45,14 @@ def scores(q: Tensor, k: Tensor, scale: float, softcap: float) -> Tensor:
 
 @evaluates(ops_kv.TreeMask)
 def tree_mask(op: ops_kv.TreeMask, inputs: tuple[Any, ...], context: Context) -> Value:
-    return seen(inputs[0], op.window)
+    return seen(inputs[0], op.window, op.sinks)
 
 
-def seen(tree: StepTree, window: int) -> Tensor:
-    """bool[rows, ctx]: p - window < j <= p"""
-    distance = torch.from_numpy(tree.positions)[:, None] - torch.arange(tree.ctx)
-    return (distance >= 0) & ((distance < window) if window else True)
+def seen(tree: StepTree, window: int, sinks: int) -> Tensor:
+    """bool[rows, ctx]: p - window < j <= p, or j < sinks"""
+    positions = torch.arange(tree.ctx)
+    distance = torch.from_numpy(tree.positions)[:, None] - positions
+    return (distance >= 0) & (((distance < window) | (positions < sinks)) if window else True)
 
 
 @evaluates(ops_kv.Mask)
@@ -76,6 +77,6 @@ def paged_attention(op: ops_kv.PagedAttention, inputs: tuple[Any, ...], context:
     """By definition the unfused ops, one after the other."""
     q, kv, tree = inputs
     keys, values = (torch.from_numpy(x).to(context.real) for x in kv.read(op.layer, tree))
-    masked = scores(q, keys, op.scale, op.softcap).masked_fill(~seen(tree, op.window)[:, None], -torch.inf)
+    masked = scores(q, keys, op.scale, op.softcap).masked_fill(~seen(tree, op.window, op.sinks)[:, None], -torch.inf)
     attended = weighted(torch.softmax(masked, dim=-1), values)
     return quantised(attended.reshape(attended.shape[0], -1)) if op.quantise else attended

@@ -102,11 +102,12 @@ class MatMulQK(Op):
 @op("tree_mask")
 @dataclass(frozen=True)
 class TreeMask(Op):
-    """Which positions each row sees: bool[rows, ctx]; true iff p - window < j <= p (window 0: j <= p), p the row's position."""
+    """Which positions each row at p sees: bool[rows, ctx]; true iff p - window < j <= p (window 0: j <= p) or j < sinks."""
 
     rows: Size
     ctx: Size
     window: int = 0
+    sinks: int = 0
 
     def infer(self, *inputs: Type) -> Type:
         expect_arity(inputs, 1)
@@ -147,7 +148,7 @@ class PagedAttention(Op):
     """The fused node: dequantise -> matmul -> mask -> softmax -> matmul over pages and scratch, in one kernel.
 
     (q f32[rows, heads, d], kv, tree) -> f32[rows, heads, d], or a8[rows, heads * d] with `quantise`.
-    Blocks of 64 positions, combined in order (law L2).
+    Blocks of 64 positions, combined in order (law L2). With a `window` the first `sinks` positions are seen, too.
     """
 
     layer: int
@@ -155,6 +156,7 @@ class PagedAttention(Op):
     window: int = 0
     softcap: float = 0.0
     quantise: bool = False
+    sinks: int = 0
 
     def infer(self, *inputs: Type) -> Type:
         expect_arity(inputs, 3)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -14,6 +15,7 @@ from mlsdc.compiler.pipeline import Pass
 from mlsdc.compiler.types import Dim, KvType, Size, TensorType, TreeType
 from mlsdc.passes.names import beside, free
 from mlsdc.runtime.kv_format import KvGeometry
+from mlsdc.runtime.kv_window import KvWindow, narrower, window_of
 
 DRAFTS = "bf16"  # format of drafting levels' own pages: they are few
 
@@ -37,6 +39,8 @@ class InsertPagedKv(Pass):
         %a.probs = softmax(%a.masked)
         %a.attend = matmul_pv(%a.probs, %a.values_f32)
 
+    A level's param `kv_window` narrows the mask of every layer to a window with sinks (runtime/kv_window.py).
+
     Declines, level by level: no attention; layers or graphs whose kv heads or head_dim differ (one page shape serves a level);
     a graph that already has a value named `kv` or `tree`. Raises MlsdcError for a geometry that no page can have.
     """
@@ -49,9 +53,10 @@ class InsertPagedKv(Pass):
 
     def run(self, module: Module) -> Module:
         target = self._page(module.target, module.target.params.get("kv_format", self.format))
-        return replace(module, levels=(*(self._page(level, DRAFTS, target.kv) for level in module.levels[:-1]), target))
+        drafts = (self._page(level, level.params.get("kv_format", DRAFTS), target) for level in module.levels[:-1])
+        return replace(module, levels=(*drafts, target))
 
-    def _page(self, level: LevelModule, format: str, of_target: KvGeometry | None = None) -> LevelModule:
+    def _page(self, level: LevelModule, format: str, target: LevelModule | None = None) -> LevelModule:
         """A level whose param `kv_of` names the target reads the target's own pages, of which it knows the first layers only."""
         shapes = {name: cache_shape(graph) for name, graph in level.graphs.items() if attentions(graph)}
         found = set(shapes.values())
@@ -60,26 +65,33 @@ class InsertPagedKv(Pass):
         (shape,) = found
         if shape is None:
             return level
-        geometry = KvGeometry(format, self.page_size, *shape) if "kv_of" not in level.params or of_target is None else of_target
-        graphs = {name: self._rewrite(graph, geometry) if name in shapes else graph for name, graph in level.graphs.items()}
+        geometry = KvGeometry(format, int(level.params.get("kv_page_size", self.page_size)), *shape)
+        windows = [window_of(level.params)]
+        if target is not None and target.kv is not None and "kv_of" in level.params:
+            geometry = target.kv
+            windows.append(window_of(target.params))
+        graphs = {name: self._rewrite(graph, geometry, windows) if name in shapes else graph for name, graph in level.graphs.items()}
         return replace(level, graphs=graphs, kv=geometry)
 
-    def _rewrite(self, graph: Graph, geometry: KvGeometry) -> Graph:
+    def _rewrite(self, graph: Graph, geometry: KvGeometry, windows: Sequence[KvWindow | None]) -> Graph:
         editor = Editor(graph)
         kv = editor.input("kv", KvType(geometry.format, geometry.page_size, geometry.num_layers, geometry.num_kv_heads, geometry.head_dim))
         editor.input("tree", TreeType())
         for layer, node in enumerate(attentions(graph)):
-            kv = self._expand(editor, node, layer, kv)
+            kv = self._expand(editor, node, layer, kv, windows)
         editor.outputs.append(("kv", kv))
         return editor.finish()
 
-    def _expand(self, editor: Editor, node: Node, layer: int, kv: str) -> str:
+    def _expand(self, editor: Editor, node: Node, layer: int, kv: str, windows: Sequence[KvWindow | None]) -> str:
         """The ops of one layer; returns the cache with the rows' keys and values in it."""
         attention = node.op
         assert isinstance(attention, Attention)
         assert isinstance(node.type, TensorType)
         rows, ctx = node.type.shape[0], Dim("ctx", 1, self.max_model_len)
         q, k, v = node.inputs
+        window, sinks = attention.window, 0
+        for other in windows:
+            window, sinks = narrower(window, sinks, other)
 
         def name(leaf: str) -> str:
             return free(editor, beside(node.name, leaf))
@@ -90,7 +102,7 @@ class InsertPagedKv(Pass):
         values = editor.add(name("values"), ReadKv(layer, "values", rows, ctx), kv, "tree", origin=node.origin)
         values = editor.add(name("values_f32"), Dequantise(), values, origin=node.origin)
         scores = editor.add(name("scores"), MatMulQK(attention.scale, attention.softcap), q, keys, origin=node.origin)
-        mask = editor.add(name("mask"), TreeMask(rows, ctx, attention.window), "tree", origin=node.origin)
+        mask = editor.add(name("mask"), TreeMask(rows, ctx, window, sinks), "tree", origin=node.origin)
         masked = editor.add(name("masked"), Mask(), scores, mask, origin=node.origin)
         probs = editor.add(name("probs"), Softmax(), masked, origin=node.origin)
         editor.replace(node.name, MatMulPV(), probs, values)

@@ -37,7 +37,8 @@ class ShareTreeMask(GraphPass):
 
 def share(editor: Editor, mask: Node) -> bool:
     assert isinstance(mask.op, TreeMask)
-    name = f"tree_mask.window{mask.op.window}" if mask.op.window else "tree_mask"
+    sinks = f".sinks{mask.op.sinks}" if mask.op.sinks else ""
+    name = f"tree_mask.window{mask.op.window}{sinks}" if mask.op.window else "tree_mask"
     shared = editor.nodes.get(name)
     if shared is None:
         editor.rename(mask.name, name)

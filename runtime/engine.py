@@ -21,6 +21,7 @@ from mlsdc.runtime.drafting import Drafting
 from mlsdc.runtime.errors import CapacityError, DeviceError, RequestError
 from mlsdc.runtime.grammar import GrammarCompiler, fill_masks, fit_drafts
 from mlsdc.runtime.kv_pool import KvPool
+from mlsdc.runtime.kv_window import window_of
 from mlsdc.runtime.level_pages import level_pool
 from mlsdc.runtime.levels.base import Level
 from mlsdc.runtime.manifest import Manifest
@@ -50,7 +51,7 @@ class Engine:
         self.manifest = manifest
         self.device = device
         self.tokenizer = tokenizer
-        self.pool = level_pool(slabs, memory) if slabs else KvPool.alone(
+        self.pool = level_pool(slabs, memory, window=window_of(manifest.target_level.params)) if slabs else KvPool.alone(
             memory.num_pages, memory.buffers.page_size, copy_page=memory.copy_page)
         self.scheduler = Scheduler(manifest.limits, self.pool)
         self.drafting = Drafting(manifest, levels)

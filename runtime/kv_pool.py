@@ -9,6 +9,8 @@ A sequence also owns its scratch slab: the pages drafted rows are written to (la
 
 A level of a grouped format has wide pages beside (wide_pages.py): scratch slabs and tails lie in them, and a prefix is reused up to the
 last page boundary whose tail was kept. A page that is not full holds nothing then, so forks get a fresh one instead of a copy.
+
+A level with a window (kv_window.py) gives pages back that no later row reads: sequences hold the sinks and the window, not their length.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from collections.abc import Mapping, Sequence
 
 from mlsdc.runtime.errors import CapacityError
 from mlsdc.runtime.kv_tables import ROOT, PageTable
+from mlsdc.runtime.kv_window import KvWindow
 from mlsdc.runtime.pages import CopyPage, Pages, no_copy
 from mlsdc.runtime.slabs import SlabPool
 from mlsdc.runtime.wide_pages import WidePages
@@ -31,13 +34,16 @@ class KvPool(Pages):
     """One level's pages of `page_size` tokens and `page_bytes` bytes, and its wide pages, if its format is a grouped one."""
 
     def __init__(self, slabs: SlabPool, page_size: int, page_bytes: int, *, copy_page: CopyPage = no_copy, reuse: bool = True,
-                 wide: WidePages | None = None) -> None:
+                 wide: WidePages | None = None, window: KvWindow | None = None, most_rows: int = 0) -> None:
+        """`most_rows`: of a sequence in one step; a pool with a window wants to know."""
         super().__init__(slabs, page_bytes, copy_page=copy_page)
         if wide is not None and wide.tail.group != page_size:
             raise CapacityError(f"kv pool: pages of {page_size} tokens, groups of {wide.tail.group}: a group is a page")
         self.page_size = page_size
         self.reuse = reuse
         self.wide = wide
+        self.window = window
+        self.most_rows = most_rows
         self._tables: dict[PageTable, None] = {}  # those that own pages
         self._known: dict[tuple[int, tuple[int, ...]], tuple[int, int]] = {}  # (chain before, tokens) -> (page, chain)
         self._key: dict[int, tuple[int, tuple[int, ...]]] = {}  # page -> its entry in `_known`
@@ -61,7 +67,7 @@ class KvPool(Pages):
 
     def can_ever_hold(self, num_tokens: int, num_scratch: int) -> bool:
         """Whether one sequence of so many cached tokens fits, if it has the whole pool to itself."""
-        needs = self._needs(self.pages_for(num_tokens), num_scratch, num_tokens)
+        needs = self._needs(self.pages_for(self._first(num_tokens, 0)), num_scratch, num_tokens)
         return sum(-(-count // level.least_cut) for level, count in needs.items()) <= self.source.num_slabs
 
     def lookup(self, tokens: Sequence[int]) -> list[int]:
@@ -70,23 +76,28 @@ class KvPool(Pages):
 
     def can_allocate(self, tokens: Sequence[int], room: int, num_scratch: int = 0) -> bool:
         """Whether `allocate` with the same arguments would succeed."""
-        room = max(room, len(tokens))
         hits, _ = self._find(tokens)
+        room = self._first(max(room, len(tokens)), len(hits) * self.page_size)
         idle_hits = sum(1 for page in hits if not self._owners[page])
         needs = self._needs(self.pages_for(room) - len(hits), num_scratch, room)
         needs[self] += idle_hits
         return self.source.can_take(needs)
 
     def allocate(self, tokens: Sequence[int], room: int, num_scratch: int = 0) -> PageTable:
-        """Pages for max(room, len(tokens)) positions, known ones first, and a scratch slab. Raises CapacityError, changing nothing."""
-        room = max(room, len(tokens))
+        """Pages for max(room, len(tokens)) positions, known ones first, and a scratch slab. Raises CapacityError, changing nothing.
+
+        With a window: pages that are enough to go there step by step.
+        """
         if not self.can_allocate(tokens, room, num_scratch):
-            raise self._full(f"{room} tokens")
+            raise self._full(f"{max(room, len(tokens))} tokens")
         hits, chain = self._find(tokens)
+        goal = max(room, len(tokens))
+        room = self._first(goal, len(hits) * self.page_size)
         for page in hits:
             self._own(page)
         cached = len(hits) * self.page_size
-        table = PageTable(list(hits), num_cached=cached, num_sealed=len(hits), chain=chain, num_first=len(tokens), checkpoint=cached)
+        table = PageTable(list(hits), num_cached=cached, num_sealed=len(hits), chain=chain, num_first=len(tokens), checkpoint=cached,
+                          goal=goal)
         self._tables[table] = None
         asleep = self.wide.num_asleep(chain) if self.wide and hits else 0
         with self.source.reserving(self._needs(self.pages_for(room) - len(hits), num_scratch, room, asleep)):
@@ -99,6 +110,8 @@ class KvPool(Pages):
 
     def can_share(self, parent: PageTable, num_tokens: int, written: int) -> bool:
         """Whether the first `num_tokens` positions of a parent that has `written` tokens can still be read by a fork."""
+        if not self.reaches(parent, num_tokens):
+            return False
         return self.wide is None or (num_tokens >= parent.num_cached and self.wide.tail.covers(written, num_tokens))
 
     def can_fork(self, parent: PageTable, num_tokens: int, written: int, num_scratch: int = 0) -> bool:
@@ -115,9 +128,9 @@ class KvPool(Pages):
             raise self._full("a fork")
         following = self._fork_and_one(num_scratch)  # no other level may take what the `append` after it needs
         table = PageTable(parent.pages[: self.pages_for(num_tokens)], num_cached=num_tokens, forked=True, num_first=num_tokens,
-                          checkpoint=num_tokens // self.page_size * self.page_size)
+                          checkpoint=num_tokens // self.page_size * self.page_size, gap_start=parent.gap_start, gap_end=parent.gap_end)
         parent.forked = True
-        for page in table.pages:
+        for page in table.owned:
             self._own(page)
         if parent.num_sealed * self.page_size <= num_tokens:  # else `seal` finds the chain again, from the start
             table.num_sealed, table.chain = parent.num_sealed, parent.chain
@@ -138,8 +151,9 @@ class KvPool(Pages):
     def append(self, table: PageTable, room: int, written: int) -> None:
         """Grow the table to `room` positions, those from `written` on being its own to write: shared pages there are copied.
 
-        Raises CapacityError, changing nothing.
+        With a window the pages that rows from `written` on do not read are given back first. Raises CapacityError, having taken nothing.
         """
+        self._slide(table, written)
         if self._has_room(table, room):
             return
         needs = self._growth(table, room, written)
@@ -159,21 +173,44 @@ class KvPool(Pages):
             if self.wide is not None:
                 self.wide.grow(table, written, room)
 
-    def hold(self, table: PageTable, room: int, num_scratch: int) -> tuple[PageTable, bool]:
-        """A drafting level's table with `room` positions of its own, a new one if it is empty; False if there is no room."""
+    def hold(self, table: PageTable, room: int, num_scratch: int, written: int = 0) -> tuple[PageTable, bool]:
+        """A drafting level's table with `room` positions of its own, a new one if it is empty; False if there is no room.
+
+        With a window: with what is enough to `slide` there from position `written` on.
+        """
         if not table.pages:
             if not self.can_allocate((), room, num_scratch):
                 return table, False
             table = self.allocate((), room, num_scratch)
-        if not self.can_append(table, room, 0):
+        table.goal = room
+        room = self._first(room, written)
+        self._slide(table, written)
+        if not self.can_append(table, room, written):
             return table, False
-        self.append(table, room, 0)
+        self.append(table, room, written)
         return table, True
 
     def prepare(self, table: PageTable, start: int, end: int) -> None:
         """Positions start .. end - 1, which the table has room for, are about to be written as committed rows. Never fails."""
-        if self.wide is not None:
+        if self.window is not None:
+            self.slide(table, start, end)
+        elif self.wide is not None:
             self.wide.grow(table, start, end)
+
+    def slide(self, table: PageTable, written: int, room: int) -> None:
+        """`append` without asking anybody: for each page that rows from `written` on do not read the table gets one further ahead.
+
+        The table was allocated for more than `room` positions, and has written all before `written` in steps of at most `most_rows`.
+        """
+        spare = self._slide(table, written)
+        goal = self.pages_for(self._first(table.goal, written))
+        for _ in range(min(spare, goal - len(table.pages))):
+            table.pages.append(self._take())
+        self.append(table, room, written)
+
+    def reaches(self, table: PageTable, query: int) -> bool:
+        """Whether all that a row at position `query` reads is still there."""
+        return self.window is None or table.gap_end <= self.window.gap(query, self.page_size)[1]
 
     def chunk(self, start: int, count: int, total: int) -> int:
         """How many of `count` rows from position `start` on a step is to compute of a prompt of `total` tokens, so that the tail can be
@@ -204,6 +241,8 @@ class KvPool(Pages):
         while (start := table.num_sealed * size) + size <= num_written:
             key = (table.chain, tuple(tokens[start : start + size]))
             known = self._known.get(key)
+            if known is None and table.num_sealed < table.gap_end and table.num_sealed >= table.gap_start:
+                return  # a fork's page that was given back and forgotten: what follows it can not be found either
             if known is None:
                 page = table.pages[table.num_sealed]
                 known = self._known[key] = (page, self._next_chain)
@@ -216,7 +255,7 @@ class KvPool(Pages):
 
     def free(self, table: PageTable) -> None:
         """Give everything back; sealed pages stay cached until their room is needed. The table is empty afterwards."""
-        for page in reversed(table.pages):  # the end of a chain is worth least: it goes first
+        for page in reversed(table.owned):  # the end of a chain is worth least: it goes first
             self._release(page)
         wide = self.wide or self
         for page in (*table.scratch, *table.tail):
@@ -229,7 +268,7 @@ class KvPool(Pages):
 
         Raises CapacityError, naming the first page that is not.
         """
-        self.check_counts(page for table in tables for page in ((*table.pages,) if self.wide else (*table.pages, *table.scratch)))
+        self.check_counts(page for table in tables for page in ((*table.owned,) if self.wide else (*table.owned, *table.scratch)))
         if any(table not in self._tables for table in tables if table.pages or table.scratch):
             raise CapacityError("kv pool: a table owns pages and is not known")
         if any(page not in self._key for page in self._idle) or any(self._known[key][0] != page for page, key in self._key.items()):
@@ -238,6 +277,8 @@ class KvPool(Pages):
             self.wide.check(tables)
             return
         for table in tables:
+            if set(table.pages[table.gap_start : table.gap_end]) - set(table.pages[max(0, table.gap_start - 1) : table.gap_start]):
+                raise CapacityError(f"kv pool: pages {table.gap_start} to {table.gap_end - 1} of a table were given back and are named")
             for page in table.scratch:
                 if self._owners[page] != 1 or page in self._key:
                     raise CapacityError(f"kv pool: scratch page {page} is shared")
@@ -275,6 +316,25 @@ class KvPool(Pages):
             table.scratch.append(wide._take())
         while self.wide is not None and len(table.tail) < min(-(-room // self.wide.tail.page_size), self.wide.tail.num_pages):
             table.tail.append(self.wide._take())
+
+    def _first(self, room: int, written: int) -> int:
+        """Positions to have pages for at once, where `room` are wanted and `written` are there."""
+        return room if self.window is None else min(room, self.window.ahead(written, self.most_rows, self.page_size))
+
+    def _slide(self, table: PageTable, written: int) -> int:
+        """Give back what rows from `written` on do not read: their entries name the page before the gap. How many nobody else holds."""
+        if self.window is None:
+            return 0
+        start, end = self.window.gap(written, self.page_size)
+        first = max(table.gap_end, start)
+        if end <= first:
+            return 0
+        pages = table.pages[first:end]
+        table.pages[first:end] = [table.pages[start - 1]] * len(pages)
+        table.gap_start, table.gap_end = start, end
+        for page in pages:
+            self._release(page)
+        return sum(not self._owners[page] for page in pages)
 
     def _full(self, what: str) -> CapacityError:
         left = f"{self.num_available} of {self.num_pages} pages left"

@@ -13,6 +13,9 @@ class PageTable:
 
     In a grouped format `scratch` and `tail` are wide pages (wide_pages.py); otherwise `scratch` are pages like the others, and there is no
     tail.
+
+    Of a level with a window pages gap_start .. gap_end - 1 were given back; their entries name the last page before them, so that every
+    entry is a page of the sequence.
     """
 
     pages: list[int] = field(default_factory=list)
@@ -25,6 +28,14 @@ class PageTable:
     num_first: int = 0  # tokens it was allocated for: its prompt, or all there were when it was preempted
     checkpoint: int = 0  # the last page boundary whose tail is kept for it, 0 for none
     rolling: int = ROOT  # the chain of that checkpoint if it gives way to the next one
+    gap_start: int = 0
+    gap_end: int = 0
+    goal: int = 0  # positions that it is to reach step by step
+
+    @property
+    def owned(self) -> list[int]:
+        """The pages it holds, in order of position."""
+        return self.pages if self.gap_start == self.gap_end else self.pages[: self.gap_start] + self.pages[self.gap_end :]
 
     def clear(self) -> None:
         """It owns nothing any more."""

@@ -8,6 +8,7 @@ from mlsdc.runtime.artifact import Artifact
 from mlsdc.runtime.device import open_device
 from mlsdc.runtime.device.base import Device, LevelMemory
 from mlsdc.runtime.engine import Engine
+from mlsdc.runtime.kv_window import window_of
 from mlsdc.runtime.level_pages import level_pool
 from mlsdc.runtime.levels import make_level
 from mlsdc.runtime.levels.base import Level
@@ -50,7 +51,7 @@ def _bind(level: Level, device: Device, info: LevelInfo, target: LevelMemory, sl
     """Give a drafting level its programs, and pages of its own from the slabs all levels share. Its prefixes are not reused."""
     memory = device.load_level(info.name, slabs.num_slabs * slabs.slab_bytes // info.kv.page_bytes if info.kv else 0)
     own = info.kv is not None and "kv_of" not in info.params  # else it reads the target's
-    level.bind(memory, target, level_pool(slabs, memory, reuse=False) if own else None)
+    level.bind(memory, target, level_pool(slabs, memory, reuse=False, window=window_of(info.params)) if own else None)
 
 
 def _open_tokenizer(artifact: Artifact) -> Tokenizer | None:

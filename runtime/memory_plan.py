@@ -18,6 +18,7 @@ from mlsdc.runtime.device.binding import NO_PAGES, input_widths
 from mlsdc.runtime.errors import ArtifactError, CapacityError
 from mlsdc.runtime.kv_format import KvGeometry
 from mlsdc.runtime.kv_tail import Tail
+from mlsdc.runtime.kv_window import KvWindow, window_of
 from mlsdc.runtime.manifest import TargetInfo
 from mlsdc.runtime.slabs import slab_bytes_for
 from mlsdc.runtime.step import INPUTS, Limits, input_shape, tail_widths
@@ -35,6 +36,7 @@ class LevelNeed:
     arena: int = 0
     logits: int = 0
     widths: Mapping[str, int] = field(default_factory=dict)  # of step inputs that not every level has
+    window: KvWindow | None = None
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,8 @@ class LevelPlan:
     buffers: int
     scratch_pages: int
     max_model_len: int
+    window: KvWindow | None = None
+    most_rows: int = 0  # of a sequence in a step
 
     @property
     def fixed(self) -> int:
@@ -67,9 +71,10 @@ class LevelPlan:
         if kv is None:
             return []
         scratch = self.scratch_pages if drafts else 0
+        count = -(-context // kv.page_size) if self.window is None else self.window.most_pages(context, self.most_rows, kv.page_size)
         if kv.tail is None or kv.wide is None:
-            return [(kv.page_bytes, -(-context // kv.page_size) + scratch)]
-        return [(kv.page_bytes, -(-context // kv.page_size)), (kv.wide.page_bytes, tail_pages(kv.tail, context) + scratch)]
+            return [(kv.page_bytes, count + scratch)]
+        return [(kv.page_bytes, count), (kv.wide.page_bytes, tail_pages(kv.tail, context) + scratch)]
 
 
 @dataclass(frozen=True)
@@ -165,7 +170,8 @@ def plan_memory(needs: Sequence[LevelNeed], limits: Limits, *, pool_bytes: int |
         LevelPlan(need.name, need.kv, need.weights, need.arena, need.logits,
                   buffer_bytes(limits, need.kv.page_size if need.kv else NO_PAGES, need.widths, need.kv.tail if need.kv else None)
                   if need.arena else 0,
-                  limits.scratch_pages((need.kv.wide or need.kv).page_size) if need.kv else 0, limits.max_model_len)
+                  limits.scratch_pages((need.kv.wide or need.kv).page_size) if need.kv else 0, limits.max_model_len, need.window,
+                  limits.max_num_batched_tokens)
         for need in needs)
     if pool_bytes is None:
         fixed = sum(level.fixed for level in levels)
@@ -209,7 +215,7 @@ def artifact_needs(artifact: Artifact, target: TargetInfo) -> list[LevelNeed]:
             level.name, None if "kv_of" in level.params else level.kv, artifact.manifest.weights[level.weights][0] if level.weights else 0,
             max((program.arena_bytes for program in programs.values()), default=0),
             max((tap.num_bytes for tap in taps), default=0),
-            input_widths(level.params, programs.values(), artifact.manifest.model.vocab_size)))
+            input_widths(level.params, programs.values(), artifact.manifest.model.vocab_size), window_of(level.params)))
     return needs
 
 
@@ -238,14 +244,18 @@ def tail_pages(tail: Tail, context: int) -> int:
     return min(-(-context // tail.page_size), tail.num_pages)
 
 
-def context_bytes(kv: KvGeometry, context: int) -> int:
-    """Of the pool, for `context` cached tokens of one sequence: whole pages, and those of the 16-bit tail where the format has one."""
+def context_bytes(kv: KvGeometry, context: int, window: KvWindow | None = None) -> int:
+    """Of the pool, for `context` cached tokens of one sequence: whole pages, and those of the 16-bit tail where the format has one.
+
+    With a window those of the gap are not counted.
+    """
     wide = tail_pages(kv.tail, context) * kv.wide.page_bytes if kv.tail and kv.wide else 0
-    return -(-context // kv.page_size) * kv.page_bytes + wide
+    start, end = (0, 0) if window is None else window.gap(context, kv.page_size)
+    return (-(-context // kv.page_size) - (end - start)) * kv.page_bytes + wide
 
 
-def effective_bits(kv: KvGeometry, context: int) -> float:
+def effective_bits(kv: KvGeometry, context: int, window: KvWindow | None = None) -> float:
     """Bits that one cached element takes at this context, all of a sequence's committed bytes counted."""
     elements = 2 * kv.num_layers * kv.num_kv_heads * kv.head_dim * context
-    return 8 * context_bytes(kv, context) / elements
+    return 8 * context_bytes(kv, context, window) / elements
 

@@ -169,7 +169,7 @@ def lower_matmul_qk(target: CpuTarget, node: Node, op: ops_kv.MatMulQK, graph: G
 
 @lowers(ops_kv.TreeMask)
 def lower_tree_mask(target: CpuTarget, node: Node, op: ops_kv.TreeMask, graph: Graph) -> Lowering:
-    params = P.TreeMask(rows_of(node.type)[2], context(node.type), op.window)
+    params = P.TreeMask(rows_of(node.type)[2], context(node.type), op.window, op.sinks)
     return launch(node, spec("tree_mask", params, "POS: i32", "Y: bool"), 1, POSITIONS)
 
 

@@ -92,6 +92,8 @@ def lower_attention(target: NvidiaTarget, node: Node, op: ops_kv.PagedAttention,
     _, heads, _ = sizes(inputs[0])
     if why := unsupported(geometry):
         return Declined(why)
+    if op.sinks:
+        return Declined("Triton's attention has windows, but none with sinks yet")
     if heads // geometry.num_kv_heads > 64:
         return Declined(f"{heads // geometry.num_kv_heads} query heads of a kv head do not fit a tile of 64 rows")
     max_rows, head_dim = target.max_rows, geometry.head_dim

@@ -203,6 +203,7 @@ class Attend(Paged):
     scale: float = named("", default=1.0)  # type: ignore[assignment]
     window: int = named("w", default=0)  # type: ignore[assignment]
     softcap: float = named("cap", default=0.0)  # type: ignore[assignment]
+    sinks: int = named("s", default=0)  # type: ignore[assignment]
 
     @property
     def scale2(self) -> float:

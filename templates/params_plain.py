@@ -188,6 +188,7 @@ class ByPosition(TirParams):
 class TreeMask(ByPosition):
     stem = "tree_mask"
     window: int = named("w", default=0)  # type: ignore[assignment]
+    sinks: int = named("s", default=0)  # type: ignore[assignment]
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ import numpy as np
 from mlsdc.runtime.artifact import Artifact
 from mlsdc.runtime.engine import Engine
 from mlsdc.runtime.errors import MlsdcError
+from mlsdc.runtime.kv_window import window_of
 from mlsdc.runtime.manifest import Manifest
 from mlsdc.runtime.memory_plan import effective_bits
 from mlsdc.runtime.request import Request
@@ -105,8 +106,9 @@ class Scored:
 
 def kv_name(manifest: Manifest) -> str:
     """The target's cache format, as a person names it."""
-    kv = manifest.target_level.kv
-    return kv.format if kv else "none"
+    kv, window = manifest.target_level.kv, window_of(manifest.target_level.params)
+    name = kv.format if kv else "none"
+    return name if window is None else f"{name} of {window.sinks} + {window.window} tokens"
 
 
 def evaluate(reference: Scored, others: Sequence[Scored], tokens: Sequence[int], window: int, *, timed: bool = True) -> list[Quality]:
@@ -181,8 +183,9 @@ def speeds(scored: Sequence[Scored], tokens: list[int]) -> list[float]:
 
 
 def bits(manifest: Manifest) -> dict[int, float]:
-    kv = manifest.target_level.kv
-    return {context: effective_bits(kv, context) for context in CONTEXTS} if kv else {}
+    """Of a cached element by context; with a window those that are left are told over the whole context's elements."""
+    kv, window = manifest.target_level.kv, window_of(manifest.target_level.params)
+    return {context: effective_bits(kv, context, window) for context in CONTEXTS} if kv else {}
 
 
 def table(found: Sequence[Quality]) -> Iterator[str]:

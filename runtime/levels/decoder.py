@@ -127,6 +127,14 @@ class ModelState(LevelState):
         del self.tokens[max(0, len(self.tokens) - num_tokens) :]
         self.base = min(self.base, len(self.tokens))
         self.fed = max(self.base, min(self.fed, len(self.tokens)))
+        pool = self.level.pool
+        if self.table.pages and (pool.wide is not None or not pool.reaches(self.table, self.next_row)):
+            self.release()  # what it would read has left the window, or the ring of 16-bit tokens: it begins anew
+
+    @property
+    def next_row(self) -> int:
+        """Position of the first row that the next draft computes."""
+        return max(0, min(self.fed, len(self.tokens) - 1) - self.base)
 
     def release(self) -> bool:
         held = bool(self.table.pages)
@@ -136,7 +144,8 @@ class ModelState(LevelState):
 
 
 class ModelLevel(DecoderLevel):
-    """A smaller model. A context longer than `context` begins anew with the last half of it: positions count from there."""
+    """A smaller model. A context longer than `context` begins anew with the last half of it: positions count from there. With a window
+    (kv_window.py) a request holds the pages of its sinks and of its last positions, however long it is."""
 
     pool: KvPool
 
@@ -160,8 +169,10 @@ class ModelLevel(DecoderLevel):
             if state.fed > state.base:
                 self.counters["restarts"] += 1
             state.base = state.fed = max(0, len(state.tokens) - max(1, self.context // 2))
-        scratch = self.buffers.limits.scratch_pages(self.pool.page_size)
-        state.table, held = self.pool.hold(state.table, len(state.tokens) - state.base, scratch)
+            if self.pool.window is not None:
+                self.pool.free(state.table)
+        scratch = self.buffers.limits.scratch_pages(self.pool.scratch_page_size)
+        state.table, held = self.pool.hold(state.table, len(state.tokens) - state.base, scratch, state.next_row)
         return held
 
     def begin(self, states: Sequence[LevelState], budgets: Sequence[int], below: Sequence[Tree]) -> list[Growth]:
@@ -186,6 +197,7 @@ class ModelLevel(DecoderLevel):
                 if id(state) in lasts or count <= 0:
                     continue
                 end, first = at + count, state.fed - state.base
+                self.pool.slide(state.table, first, first + count)
                 self.buffers.tokens[at:end] = self.spoken(state.tokens[state.fed : state.fed + count])
                 self.buffers.positions[at:end] = range(first, first + count)
                 self.buffers.row_slot[at:end] = -1
@@ -199,5 +211,6 @@ class ModelLevel(DecoderLevel):
             for seq, (state, count) in enumerate(part):
                 state.fed += count
                 if state.fed == len(state.tokens):
+                    self.pool.trim(state.table, state.fed - state.base)
                     lasts[id(state)] = logp[seq], tokens[seq]
         return [lasts[id(state)] for state in states]

@@ -130,7 +130,8 @@ class GrowingLevel(Level):
     def bind(self, memory: LevelMemory, target: LevelMemory, pool: KvPool | None) -> None:
         self.buffers = memory.buffers
         self.program = memory.programs["draft"]
-        limits, size = memory.buffers.limits, memory.buffers.page_size
+        limits, tail = memory.buffers.limits, memory.buffers.tail
+        size = memory.buffers.page_size if tail is None else tail.page_size
         self.most_rows = min(limits.max_num_batched_tokens, limits.max_logit_rows)
         self.most_slots = min(64, limits.scratch_pages(size) * size)
 

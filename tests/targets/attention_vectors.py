@@ -69,6 +69,7 @@ class Shape:
     format: str = "bf16"
     window: int = 0
     softcap: float = 0.0
+    sinks: int = 0
 
     @property
     def scale(self) -> float:
@@ -218,7 +219,8 @@ def visible_slots(shape: Shape, buffers: StepBuffers, row: int) -> list[tuple[in
     path = [slot for slot in range(64) if int(buffers.ancestors[row]) >> slot & 1]
     keys = [(int(buffers.page_table[seq, j // size]), j % size) for j in range(committed)]
     keys += [(int(buffers.scratch_table[seq, slot // size]), slot % size) for slot in path]
-    return keys[max(0, position + 1 - shape.window) :] if shape.window else keys
+    start = max(0, position + 1 - shape.window) if shape.window else 0
+    return keys[: min(start, shape.sinks)] + keys[start:]
 
 
 def _store(shape: Shape, pool: Array, free: list[int], table: Array, keys: Array, values: Array) -> None:

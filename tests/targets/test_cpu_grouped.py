@@ -26,6 +26,7 @@ SHAPES = {
     "int4": Shape(3, 1, 64, page_size=32, format="int4"),
     "int2": Shape(4, 2, 80, page_size=16, num_layers=1, layer=0, format="int2", window=50),
     "mixed": Shape(2, 1, 96, page_size=64, format="int8/int4@0=bf16", softcap=2.0),
+    "sinks": Shape(2, 1, 64, page_size=16, format="int4", window=70, sinks=5),
     "skipped": Shape(2, 1, 96, page_size=64, layer=0, format="int8/int4@0=bf16"),
 }
 MOST = 250  # positions of a test's sequence
@@ -40,7 +41,8 @@ def graph_of(shape: Shape) -> Graph:
     kv = b.input("kv", KvType(g.format, g.page_size, g.num_layers, g.num_kv_heads, g.head_dim))
     tree = b.input("tree", TreeType())
     written = b.add("written", AppendKv(shape.layer), kv, k, v, tree)
-    return b.build(result=b.add("result", PagedAttention(shape.layer, shape.scale, shape.window, shape.softcap), q, written, tree))
+    op = PagedAttention(shape.layer, shape.scale, shape.window, shape.softcap, sinks=shape.sinks)
+    return b.build(result=b.add("result", op, q, written, tree))
 
 
 GRAPHS = {name: graph_of(shape) for name, shape in SHAPES.items()}
@@ -174,7 +176,8 @@ def expected(shape: Shape, sequence: Sequence, positions: list[int]) -> dict[int
             end = groups * tail.group
             keys = np.concatenate([*(page[0] for page in quantised[:groups]), k[end : p + 1, head]]).astype(float)
             values = np.concatenate([*(page[1] for page in quantised[:groups]), v[end : p + 1, head]]).astype(float)
-            seen = slice(max(0, p + 1 - shape.window) if shape.window else 0, p + 1)
+            start = max(0, p + 1 - shape.window) if shape.window else 0
+            seen = [*range(min(start, shape.sinks)), *range(start, p + 1)]
             scores = sequence.q[p, head * each : (head + 1) * each].astype(float) @ keys[seen].T * shape.scale
             scores = shape.softcap * np.tanh(scores / shape.softcap) if shape.softcap else scores
             weights = np.exp(scores - scores.max(axis=1, keepdims=True))
