@@ -34,7 +34,7 @@ class TargetConfig:
 
     model: str = option()
     name: str | None = option(None)
-    weights: str = option("int8", choices=("int8", "int4", "bf16"))
+    weights: str = option("int8", choices=("int8", "int4", "fp8", "bf16"))
     kv: KvConfig = option(KvConfig(), parse=kv_section)
 
 

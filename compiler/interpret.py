@@ -25,13 +25,14 @@ from mlsdc.compiler.errors import IrError
 from mlsdc.compiler.graph import Graph, Input, Node, Weight
 from mlsdc.compiler.interpret_core import EVAL, Context, Value
 from mlsdc.compiler.interpret_state import KvState, StepTree
-from mlsdc.compiler.quantise import A8, A16, Q4, Q8, quantise_q4, quantise_q8
+from mlsdc.compiler.quantise import A8, A16, F8, Q4, Q8, quantise_f8, quantise_q4, quantise_q8
 from mlsdc.compiler.types import DType, KvType, TensorType, TreeType, Type
 
 __all__ = ["Context", "KvState", "StepTree", "Value", "evaluate", "interpret"]
 
 
 WeightSource = Callable[[Node], Any]
+QUANTISE: dict[DType, Callable[[Any], Q8 | Q4 | F8]] = {DType.Q8: quantise_q8, DType.Q4: quantise_q4, DType.F8: quantise_f8}
 
 
 def interpret(
@@ -45,8 +46,8 @@ def interpret(
     """The graph's outputs by result name.
 
     `inputs` holds a tensor or array, `KvState` or `StepTree` for every input node. `weights(node)` gives a weight node's value in its
-    logical shape: a tensor or array, or `Q8` / `Q4`; plain numbers for a q8 or q4 node are quantised here. `dtype` is what f32 is
-    computed in (float64: all but a8 and the KV bytes, which are what they are). `taps`, if given, is filled with every node's value;
+    logical shape: a tensor or array, or `Q8` / `Q4` / `F8`; plain numbers for a node of such a type are quantised here. `dtype` is what f32
+    is computed in (float64: all but a8 and the KV bytes, which are what they are). `taps`, if given, is filled with every node's value;
     without it values are dropped after their last use. Raises IrError naming the node for a missing input or a value of another type.
     """
     context, sizes = Context(dtype), dict[str, int]()
@@ -82,11 +83,10 @@ def given(node: Node, inputs: Mapping[str, Any], weights: WeightSource, context:
         value = inputs[node.name]
     else:
         value = weights(node)
-    if not isinstance(node.type, TensorType) or isinstance(value, Q8 | Q4 | A8 | A16):
+    if not isinstance(node.type, TensorType) or isinstance(value, Q8 | Q4 | F8 | A8 | A16):
         return value  # type: ignore[no-any-return]
-    if node.type.dtype in (DType.Q8, DType.Q4):
-        plain = np.asarray(torch.as_tensor(value).to(torch.float32))
-        return quantise_q8(plain) if node.type.dtype is DType.Q8 else quantise_q4(plain)
+    if node.type.dtype in QUANTISE:
+        return QUANTISE[node.type.dtype](np.asarray(torch.as_tensor(value).to(torch.float32)))
     return torch.as_tensor(value).to(context.dtype(node.type.dtype))
 
 
@@ -97,12 +97,12 @@ def check(node: Node, value: Value, sizes: dict[str, int], context: Context) -> 
         if not isinstance(value, StepTree if isinstance(type_, TreeType) else KvState) or not same_geometry(type_, value):
             raise IrError(f"%{node.name}: has type {type_}, its value is {described(value)}")
         return
-    packed = {DType.Q8: Q8, DType.Q4: Q4, DType.A8: A8, DType.A16: A16}.get(type_.dtype)
+    packed = {DType.Q8: Q8, DType.Q4: Q4, DType.F8: F8, DType.A8: A8, DType.A16: A16}.get(type_.dtype)
     if packed is not None and not isinstance(value, packed):
         raise IrError(f"%{node.name}: has type {type_}, its value is {described(value)}")
     if packed is None and (not isinstance(value, torch.Tensor) or value.dtype != context.dtype(type_.dtype)):
         raise IrError(f"%{node.name}: has type {type_}, its value is {described(value)}")
-    shape = tuple(value.codes.shape if isinstance(value, Q8 | Q4 | A8 | A16) else value.shape)  # type: ignore[union-attr]
+    shape = tuple(value.codes.shape if isinstance(value, Q8 | Q4 | F8 | A8 | A16) else value.shape)  # type: ignore[union-attr]
     pairs = zip(type_.shape, shape, strict=False)
     wanted = tuple(size if isinstance(size, int) else sizes.setdefault(size.name, have) for size, have in pairs)
     if len(shape) != type_.rank or shape != wanted:
@@ -120,7 +120,7 @@ def same_geometry(type_: Type, value: Value) -> bool:
 def described(value: object) -> str:
     if isinstance(value, torch.Tensor):
         return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
-    if isinstance(value, Q8 | Q4 | A8 | A16):
+    if isinstance(value, Q8 | Q4 | F8 | A8 | A16):
         return f"{type(value).__name__.lower()}{list(value.codes.shape)}"
     if isinstance(value, KvState):
         g = value.geometry

@@ -13,11 +13,11 @@ import torch.nn.functional as F
 from mlsdc.compiler import ops_core, ops_nn
 from mlsdc.compiler.interpret_state import KvState, StepTree
 from mlsdc.compiler.ops import Op
-from mlsdc.compiler.quantise import A8, A16, Q4, Q8
+from mlsdc.compiler.quantise import A8, A16, F8, Q4, Q8
 from mlsdc.compiler.types import DType
 
 Tensor: TypeAlias = torch.Tensor
-Value: TypeAlias = "Tensor | A8 | A16 | Q8 | Q4 | KvState | StepTree"
+Value: TypeAlias = "Tensor | A8 | A16 | Q8 | Q4 | F8 | KvState | StepTree"
 
 
 @dataclass(frozen=True)
@@ -135,9 +135,9 @@ def gather_rows(op: ops_core.GatherRows, inputs: tuple[Tensor, ...], context: Co
     return inputs[0].index_select(0, inputs[1])
 
 
-def real(weight: Tensor | Q8 | Q4, context: Context) -> Tensor:
+def real(weight: Tensor | Q8 | Q4 | F8, context: Context) -> Tensor:
     """A weight, packed or not, as a plain tensor of the context's dtype."""
-    if isinstance(weight, Q8 | Q4):
+    if isinstance(weight, Q8 | Q4 | F8):
         return torch.from_numpy(weight.dequantise()).to(context.real)
     return weight.to(context.real)
 
@@ -146,7 +146,7 @@ def real(weight: Tensor | Q8 | Q4, context: Context) -> Tensor:
 def embed(op: ops_nn.Embed, inputs: tuple[Any, ...], context: Context) -> Value:
     tokens, table = inputs
     flat = tokens.reshape(-1)
-    rows = table[flat.numpy()] if isinstance(table, Q8 | Q4) else table.index_select(0, flat)
+    rows = table[flat.numpy()] if isinstance(table, Q8 | Q4 | F8) else table.index_select(0, flat)
     return real(rows, context).reshape(*tokens.shape, -1) * op.scale
 
 

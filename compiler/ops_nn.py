@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from mlsdc.compiler.ops import Mismatch, Op, expect_arity, expect_equal, expect_tensor, op
 from mlsdc.compiler.types import DType, TensorType, Type
 
-WEIGHTS = (DType.F32, DType.F16, DType.BF16, DType.Q8, DType.Q4)
+WEIGHTS = (DType.F32, DType.F16, DType.BF16, DType.Q8, DType.Q4, DType.F8)
 
 
 @op("embed")

@@ -1,9 +1,10 @@
-"""The one definition of q8, q4 and a8: what a quantised number *means*. Packers, the interpreter and kernel tests share it.
+"""The one definition of q8, q4, f8 and a8: what a quantised number *means*. Packers, the interpreter and kernel tests share it.
 
 Groups of 32 run along the last axis. `codes` keep the logical shape; `scales` (and `mins`) have one entry a group.
 
     q8   w = scale * q            scale = f16(max|w| / 127)     q = round(w / scale), clipped to -127..127
     q4   w = scale * q + min      scale = f16((max - min) / 15) q = round((w - min) / scale), clipped to 0..15, min = f16(min w)
+    f8   w = scale * e4m3         scale = f32(max|w| / 448) of the row, no groups; the nearest e4m3, ties to even
     a8   x = scale * q            scale = max|x| * f32(1/127)   q = round(x * (127 / max|x|))
     a16  x = high + low           high = a8 of x                low = a8 of fma(-scale, q, x), in the groups of `fine` only
 
@@ -19,12 +20,16 @@ import numpy as np
 import numpy.typing as npt
 
 from mlsdc.compiler.types import GROUP
+from mlsdc.runtime.kv_numbers import from_e4m3, to_e4m3
 
 Array: TypeAlias = npt.NDArray[Any]
 TINY = np.float32(1e-30)  # a group of activations below it counts as zeros: 127 / max|x| must stay finite
 Q4_0_BYTES = 18  # f16 scale, 16 bytes of nibbles as in Q4_1; w = scale * (q - 8)
 Q4_1_BYTES = 20  # f16 scale, f16 min, 16 bytes of nibbles: element i low, element i + 16 high
 Q8_0_BYTES = 34  # f16 scale, 32 int8
+INT4_BYTES = 19  # f16 scale, u8 zero point, 16 bytes of nibbles as in Q4_1; w = scale * (q - zero)
+F8_BYTES = 36  # f32 scale, the same in every group of a row, 32 e4m3
+F8_MAX = 448.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,6 +61,21 @@ class Q4:
 
     def __getitem__(self, rows: Any) -> Q4:
         return Q4(self.codes[rows], self.scales[rows], self.mins[rows])
+
+
+@dataclass(frozen=True, eq=False)
+class F8:
+    """codes u8[n, k], the bits of e4m3; scales f32[n]."""
+
+    codes: Array
+    scales: Array
+
+    def dequantise(self) -> Array:
+        """f32[n, k]"""
+        return from_e4m3(self.codes) * self.scales[:, None]
+
+    def __getitem__(self, rows: Any) -> F8:
+        return F8(self.codes[rows], self.scales[rows])
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,6 +125,13 @@ def quantise_q4(w: Array) -> Q4:
     shifted = groups - mins.astype(np.float32)[..., None]
     scales = ((groups.max(-1) - mins.astype(np.float32)) / np.float32(15)).astype(np.float16)
     return Q4(ungrouped(np.clip(np.rint(divided(shifted, scales)), 0, 15), np.uint8), scales, mins)
+
+
+def quantise_f8(w: Array) -> F8:
+    """w f32[n, k] -> f8."""
+    w = np.asarray(w, np.float32)
+    scales = (np.abs(w).max(-1) / np.float32(F8_MAX)).astype(np.float32)
+    return F8(to_e4m3(np.divide(w, scales[:, None], out=np.zeros_like(w), where=scales[:, None] > 0)), scales)
 
 
 def quantise_a8(x: Array) -> A8:
@@ -170,6 +197,47 @@ def q4_from_gguf_symmetric(blocks: Array, shape: tuple[int, int]) -> Q4:
     codes = np.concatenate([raw[:, 2:] & 15, raw[:, 2:] >> 4], axis=1)
     with np.errstate(over="ignore"):
         return Q4(codes.reshape(shape), scales, scales * np.float16(-8))
+
+
+def int4_blocks(codes: Array, zeros: Array, scales: Array) -> Array:
+    """codes u8[n, k] in 0..15, zeros u8 and scales f16 [n, k / 32] -> blocks u8[n, k / 32 * 19]."""
+    groups = codes.reshape(*zeros.shape, GROUP)
+    factor = np.ascontiguousarray(scales, np.float16)[..., None].view(np.uint8)
+    nibbles = groups[..., : GROUP // 2] | groups[..., GROUP // 2 :] << 4
+    return np.concatenate([factor, zeros[..., None], nibbles], -1, dtype=np.uint8).reshape(len(codes), -1)
+
+
+def from_int4_blocks(blocks: Array, shape: tuple[int, int]) -> tuple[Array, Array, Array]:
+    """Inverse of int4_blocks: codes, zeros, scales."""
+    raw = np.ascontiguousarray(blocks, np.uint8).reshape(shape[0], -1, INT4_BYTES)
+    codes = np.concatenate([raw[..., 3:] & 15, raw[..., 3:] >> 4], axis=-1)
+    return codes.reshape(shape), raw[..., 2], np.ascontiguousarray(raw[..., :2]).view(np.float16)[..., 0]
+
+
+def q4_from_int4(blocks: Array, shape: tuple[int, int]) -> Q4:
+    """The same codes and scales; min is -zero * scale, rounded to f16 (exact for 8, infinite for a scale above 8188)."""
+    codes, zeros, scales = from_int4_blocks(blocks, shape)
+    with np.errstate(over="ignore"):
+        return Q4(codes, scales, (scales.astype(np.float32) * -zeros.astype(np.float32)).astype(np.float16))
+
+
+def q8_from_int4(blocks: Array, shape: tuple[int, int]) -> Q8:
+    """The same numbers exactly: q8 has room for code - zero."""
+    codes, zeros, scales = from_int4_blocks(blocks, shape)
+    return Q8(codes.astype(np.int8) - np.repeat(zeros.astype(np.int8), GROUP, axis=-1), scales)
+
+
+def f8_blocks(codes: Array, scales: Array) -> Array:
+    """codes u8[n, k] and scales f32[n] -> blocks u8[n, k / 32 * 36]."""
+    groups = codes.reshape(len(codes), -1, GROUP)
+    factor = np.ascontiguousarray(np.broadcast_to(scales[:, None], groups.shape[:2]), np.float32)[..., None].view(np.uint8)
+    return np.concatenate([factor, groups], -1).reshape(len(codes), -1)
+
+
+def f8_from_blocks(blocks: Array, shape: tuple[int, int]) -> F8:
+    """Inverse of f8_blocks."""
+    raw = np.ascontiguousarray(blocks, np.uint8).reshape(shape[0], -1, F8_BYTES)
+    return F8(np.ascontiguousarray(raw[..., 4:]).reshape(shape), np.ascontiguousarray(raw[:, 0, :4]).view(np.float32)[:, 0])
 
 
 def grouped(x: Array) -> Array:

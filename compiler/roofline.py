@@ -54,7 +54,7 @@ MACHINES: dict[str, Machine] = {machine.name: machine for machine in (
     _gpu("a100", 80, 2039, 312, 624),
 )}
 
-WEIGHT_BITS = {DType.F32: 32.0, DType.F16: 16.0, DType.BF16: 16.0, DType.Q8: 8.5, DType.Q4: 5.0}
+WEIGHT_BITS = {DType.F32: 32.0, DType.F16: 16.0, DType.BF16: 16.0, DType.Q8: 8.5, DType.Q4: 5.0, DType.F8: 8.0}
 VALUE_BYTES = {DType.A8: 1.125, DType.A16: 1.25, DType.BF16: 2.0, DType.BOOL: 1.0}
 # Formats of the design that a graph may not have yet: bits an element with groups of 64 (the 16-bit tail is left out).
 PLANNED_BITS = {"int4": 4.5, "int3": 3.5, "int2": 2.5}
@@ -119,7 +119,7 @@ def node_cost(node: Node, graph: Graph, load: Load) -> Cost:
         case Linear() | LinearQ() | GatedQuantise():
             weight = inputs[1].type
             assert isinstance(weight, TensorType)
-            unit = "int8" if weight.dtype in (DType.Q8, DType.Q4) else "bf16"
+            unit = {DType.Q8: "int8", DType.Q4: "int8", DType.F8: "fp8"}.get(weight.dtype, "bf16")
             return Cost(node.name, node.op.opname, weights, 0.0, values, 2.0 * rows_of(node.type, load) * elements(weight), unit)
         case Embed():
             table = inputs[1].type

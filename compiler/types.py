@@ -8,9 +8,10 @@ from typing import TypeAlias
 
 
 class DType(enum.StrEnum):
-    """Element types. `q8`, `q4` are packed weights and `a8` quantised activations: logical shapes, groups of 32 along the last axis.
+    """Element types. `q8`, `q4`, `f8` are packed weights and `a8` quantised activations: logical shapes, groups of 32 along the last axis.
 
     q8: int8 values, one f16 scale a group. q4: 4-bit values, f16 scale and f16 minimum a group (w = scale * q + min).
+    f8: e4m3 values, one f32 scale a row (w = scale * e4m3), no groups.
     a8: int8 values with one f32 scale = max|x| / 127 a group of a row. a16: a8, and a second a8 of
     what that leaves in a few groups of large values (the op's `fine`), whose rounding is most of the error.
     """
@@ -25,12 +26,13 @@ class DType(enum.StrEnum):
     BOOL = "bool"
     Q8 = "q8"
     Q4 = "q4"
+    F8 = "f8"
     A8 = "a8"
     A16 = "a16"
 
     @property
     def packed(self) -> bool:
-        return self in (DType.Q8, DType.Q4, DType.A8, DType.A16)
+        return self in (DType.Q8, DType.Q4, DType.F8, DType.A8, DType.A16)
 
 
 GROUP = 32  # elements that share a scale in q8, q4 and a8

@@ -24,7 +24,7 @@ from mlsdc.compiler.graph import Graph, Node, Weight
 from mlsdc.compiler.interpret_core import Value
 from mlsdc.compiler.interpret_state import Array, KvState, StepTree
 from mlsdc.compiler.ops_nn import Embed
-from mlsdc.compiler.quantise import A8, A16, Q4, Q8
+from mlsdc.compiler.quantise import A8, A16, F8, Q4, Q8
 from mlsdc.compiler.types import DType, KvType, TensorType
 from mlsdc.runtime.kv_format import KvGeometry
 from mlsdc.runtime.tree import Tree, ancestor_words
@@ -162,7 +162,7 @@ def difference(before: Value, after: Value, tolerance: float) -> str | None:
         if before.geometry != after.geometry:
             return f"the cache is {before.geometry} before and {after.geometry} after"
         return unequal(stored(before), stored(after), max(tolerance, STORED))
-    if isinstance(before, Q8 | Q4 | A8 | A16) and isinstance(after, Q8 | Q4 | A8 | A16):
+    if isinstance(before, Q8 | Q4 | F8 | A8 | A16) and isinstance(after, Q8 | Q4 | F8 | A8 | A16):
         return unequal(before.dequantise(), after.dequantise(), tolerance)
     if not isinstance(before, torch.Tensor) or not isinstance(after, torch.Tensor):
         return None if before is after else f"is a {type(before).__name__} before and a {type(after).__name__} after"

@@ -12,6 +12,10 @@ from mlsdc.compiler.types import DType, TensorType
 KEPT = {
     (DType.Q8, "Q8_0"): "repacked as stored", (DType.Q8, "Q4_0"): "repacked as stored", (DType.Q8, "Q4_1"): "repacked on its own grid",
     (DType.Q4, "Q4_0"): "repacked as stored", (DType.Q4, "Q4_1"): "repacked as stored",
+    (DType.Q8, "int4"): "repacked as stored", (DType.Q4, "int4"): "repacked as stored",
+    (DType.Q8, "int4 with zero points"): "repacked as stored",
+    (DType.Q4, "int4 with zero points"): "codes and scales as stored, zero points rounded to f16",
+    (DType.F8, "fp8"): "repacked as stored",
 }  # fmt: skip
 
 

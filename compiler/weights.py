@@ -11,19 +11,35 @@ import numpy.typing as npt
 from mlsdc.compiler.capture.source import Blocks, WeightSource
 from mlsdc.compiler.errors import CompileError
 from mlsdc.compiler.graph import Node, Weight
-from mlsdc.compiler.quantise import Q4, Q8, q4_from_gguf, q4_from_gguf_symmetric, q8_from_gguf, quantise_q4, quantise_q8
+from mlsdc.compiler.quantise import (
+    F8,
+    Q4,
+    Q8,
+    f8_from_blocks,
+    q4_from_gguf,
+    q4_from_gguf_symmetric,
+    q4_from_int4,
+    q8_from_gguf,
+    q8_from_int4,
+    quantise_f8,
+    quantise_q4,
+    quantise_q8,
+)
 from mlsdc.compiler.types import GROUP, DType, TensorType
 
 Array = npt.NDArray[Any]
 ROWS = 4096  # quantised at a time, so that the temporaries stay small beside the tensor
 CANDIDATES = 8  # scales tried for each group of a 4-bit source
+INT4 = ("int4", "int4 with zero points")
+TO_Q4 = {"Q4_0": q4_from_gguf_symmetric, "Q4_1": q4_from_gguf, **dict.fromkeys(INT4, q4_from_int4)}
 
 
-def read_weight(node: Node, weights: WeightSource) -> Array | Q8 | Q4:
-    """f32[n, k] (or [n]; bf16 is rounded by whoever takes it), or q8 or q4 [n, k]; several sources are stacked along axis 0.
+def read_weight(node: Node, weights: WeightSource) -> Array | Q8 | Q4 | F8:
+    """f32[n, k] (or [n]; bf16 is rounded by whoever takes it), or q8, q4 or f8 [n, k]; several sources are stacked along axis 0.
 
     Blocks of the source are repacked, not quantised again: q8 takes Q8_0's and Q4_0's numbers as they are and keeps Q4_1's grid
-    (`q8_on_grid`), q4 takes Q4_1's and Q4_0's as they are.
+    (`q8_on_grid`), q4 takes Q4_1's and Q4_0's as they are. int4 (AWQ, GPTQ, compressed-tensors)
+    goes into q8 as it is, and into q4 with zero points rounded to f16; fp8 into f8 as it is.
 
     Raises CaptureError for a tensor that cannot be read, CompileError for a type that weights cannot have.
     """
@@ -39,7 +55,10 @@ def read_weight(node: Node, weights: WeightSource) -> Array | Q8 | Q4:
         small = [part for name in node.op.sources for part in _read_q4(name, weights)]
         codes = np.concatenate([part.codes for part in small])
         return Q4(codes, _factors(node, [part.scales for part in small]), _factors(node, [part.mins for part in small]))
-    raise CompileError(f"%{node.name}: weights of type {node.type.dtype} cannot be packed; f32, bf16, q8 and q4 can")
+    if node.type.dtype is DType.F8:
+        wide = [part for name in node.op.sources for part in _read_f8(name, weights)]
+        return F8(np.concatenate([part.codes for part in wide]), np.concatenate([part.scales for part in wide]))
+    raise CompileError(f"%{node.name}: weights of type {node.type.dtype} cannot be packed; f32, bf16, q8, q4 and f8 can")
 
 
 def _read_q8(name: str, weights: WeightSource) -> list[Q8]:
@@ -55,6 +74,9 @@ def _read_q8(name: str, weights: WeightSource) -> list[Q8]:
         n, k = blocks.shape
         rows = blocks.rows.reshape(n, -1)
         return [q8_on_grid(q4_from_gguf(part, (len(part), k))) for part in (rows[start : start + ROWS] for start in range(0, n, ROWS))]
+    if blocks is not None and blocks.kind in INT4:
+        n, k = blocks.shape
+        return [q8_from_int4(blocks.rows, (n, k))]
     values = weights.read(name)
     return [quantise_q8(values[start : start + ROWS]) for start in range(0, len(values), ROWS)]
 
@@ -69,11 +91,20 @@ def _factors(node: Node, parts: Sequence[Array]) -> Array:
 
 def _read_q4(name: str, weights: WeightSource) -> list[Q4]:
     blocks: Blocks | None = weights.block(name)
-    if blocks is not None and blocks.kind in ("Q4_1", "Q4_0"):
+    if blocks is not None and blocks.kind in TO_Q4:
         n, k = blocks.shape
-        return [(q4_from_gguf if blocks.kind == "Q4_1" else q4_from_gguf_symmetric)(blocks.rows, (n, k))]
+        return [TO_Q4[blocks.kind](blocks.rows, (n, k))]
     values = weights.read(name)
     return [quantise_q4(values[start : start + ROWS]) for start in range(0, len(values), ROWS)]
+
+
+def _read_f8(name: str, weights: WeightSource) -> list[F8]:
+    blocks: Blocks | None = weights.block(name)
+    if blocks is not None and blocks.kind == "fp8":
+        n, k = blocks.shape
+        return [f8_from_blocks(blocks.rows, (n, k))]
+    values = weights.read(name)
+    return [quantise_f8(values[start : start + ROWS]) for start in range(0, len(values), ROWS)]
 
 
 def q8_on_grid(w: Q4) -> Q8:

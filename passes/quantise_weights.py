@@ -16,7 +16,7 @@ from mlsdc.compiler.types import GROUP, DType, TensorType
 from mlsdc.passes.experts import expert_rows, packable_experts, packed, routes
 from mlsdc.passes.names import free
 
-WEIGHTS = ("int8", "int4", "bf16", "none")
+WEIGHTS = ("int8", "int4", "fp8", "bf16", "none")
 
 
 @dataclass(frozen=True)
@@ -32,13 +32,14 @@ class QuantiseWeights(GraphPass):
         %w.q = weight() : q8[576, 576]    %h.a8 = quantise(%h)    %q = linear_q(%h.a8, %w.q)    %k = linear_q(%h.a8, %w.k)
 
     `weights` int8 packs as q8. int4 packs as q4, but for embeddings and the head (whose errors the softmax does not forgive): q8.
-    bf16 rounds weights and leaves the ops as they are. none changes nothing. Values that
+    bf16 rounds weights and leaves the ops as they are; fp8 does so too, but packs linears' weights as f8 (embeddings and the head: bf16).
+    none changes nothing. Values that
     `calibrate-activations` found to have a few groups of large numbers are quantised with a second plane there (a16). A bias stays f32
     and moves into linear_q.
     An embedding keeps its op, its table is packed. Experts are packed likewise; the linear that chooses them stays f32.
 
-    Declines, weight by weight: columns that are no multiple of 32 (bf16: of 2); a weight that anything but linears (of rank-2 inputs) and
-    embeddings reads, or that is an output.
+    Declines, weight by weight: columns that are no multiple of 32 (bf16 and fp8: of 2); a weight that anything but linears (of rank-2
+    inputs) and embeddings reads, or that is an output.
     """
 
     name: ClassVar[str] = "quantise-weights"
@@ -50,6 +51,8 @@ class QuantiseWeights(GraphPass):
             return graph
         if self.weights == "bf16":
             return apply_rules(graph, (Rule("linear(x, w) -> linear(x, w as bf16)", Weight, self._round),))[0]
+        if self.weights == "fp8":
+            return apply_rules(graph, (Rule("linear(x, w) -> linear(x, w as f8)", Weight, self._scale_rows),))[0]
         rules = (
             Rule(f"linear(x, w) -> linear_q(quantise(x), w as {self.weights})", Weight, self._pack),
             Rule(f"expert_linear(x, w, i) -> expert_linear_q(quantise(x), w as {self.weights}, i)", ExpertLinear, self._pack_experts),
@@ -57,21 +60,17 @@ class QuantiseWeights(GraphPass):
         return apply_rules(graph, rules)[0]
 
     def _round(self, editor: Editor, weight: Node) -> bool:
-        if not packable(editor, weight, 2):
-            return False
-        assert isinstance(weight.type, TensorType)
-        if weight.type.dtype is DType.BF16:
-            return False
-        editor.retype(weight.name, weight.type.with_dtype(DType.BF16))
-        return True
+        return packable(editor, weight, 2) and retyped(editor, weight, DType.BF16)
+
+    def _scale_rows(self, editor: Editor, weight: Node) -> bool:
+        return packable(editor, weight, 2) and retyped(editor, weight, DType.BF16 if is_precise(editor, weight) else DType.F8)
 
     def _pack(self, editor: Editor, weight: Node) -> bool:
         if not packable(editor, weight):
             return False
         assert isinstance(weight.type, TensorType)
         linears = [user for user in editor.users(weight.name) if isinstance(user.op, Linear)]
-        precise = len(linears) < len(editor.users(weight.name)) or any(is_head(editor, linear) for linear in linears)
-        dtype = DType.Q4 if self.weights == "int4" and not precise else DType.Q8
+        dtype = DType.Q4 if self.weights == "int4" and not is_precise(editor, weight) else DType.Q8
         if not linears and weight.type.dtype is dtype:
             return False
         editor.retype(weight.name, weight.type.with_dtype(dtype))
@@ -110,6 +109,20 @@ def reads_as_weight(editor: Editor, user: Node, weight: str) -> bool:
         return False
     x = editor[user.inputs[0]].type
     return isinstance(user.op, Embed) or (isinstance(x, TensorType) and x.rank == 2)
+
+
+def retyped(editor: Editor, weight: Node, dtype: DType) -> bool:
+    """Gives the weight another dtype; False if it has it."""
+    assert isinstance(weight.type, TensorType)
+    if weight.type.dtype is dtype:
+        return False
+    editor.retype(weight.name, weight.type.with_dtype(dtype))
+    return True
+
+
+def is_precise(editor: Editor, weight: Node) -> bool:
+    """An embedding's or the head's."""
+    return any(not isinstance(user.op, Linear) or is_head(editor, user) for user in editor.users(weight.name))
 
 
 def is_head(editor: Editor, linear: Node) -> bool:

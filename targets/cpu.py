@@ -13,14 +13,14 @@ import numpy.typing as npt
 from mlsdc.compiler import ops_core, ops_nn, ops_quant
 from mlsdc.compiler.graph import Graph, Node
 from mlsdc.compiler.ops import Op
-from mlsdc.compiler.quantise import Q4, Q8
+from mlsdc.compiler.quantise import F8, Q4, Q8
 from mlsdc.compiler.types import Dim, DType, KvType, TensorType, Type
 from mlsdc.runtime.kv_format import KvGeometry
 from mlsdc.runtime.manifest import TargetInfo
 from mlsdc.runtime.program import InputArg, Tap
 from mlsdc.runtime.step import Limits
 from mlsdc.targets.cpu_isa import ISAS, CpuIsa
-from mlsdc.targets.cpu_layout import a8_offsets, bf16_bytes, pack_bf16, pack_q4, pack_q8, q4_bytes, q8_bytes
+from mlsdc.targets.cpu_layout import a8_offsets, bf16_bytes, f8_bytes, pack_bf16, pack_f8, pack_q4, pack_q8, q4_bytes, q8_bytes
 from mlsdc.targets.protocol import Call, CallArg, Declined, KernelSpec, Lowering, Target, TempRef, ValueRef
 from mlsdc.targets.values import counted_rows, fine_args, fine_of, geometry_of, input_type, whole
 from mlsdc.templates import params as P
@@ -101,13 +101,18 @@ class CpuTarget(Target):
         if type_.dtype is DType.BF16:
             n, k = whole(type_)
             return bf16_bytes(n, k)
+        if type_.dtype is DType.F8:
+            n, k = whole(type_)
+            return f8_bytes(n, k)
         return 4 * int(np.prod(whole(type_)))
 
-    def pack(self, type_: Type, rows: npt.NDArray[Any] | Q8 | Q4) -> npt.NDArray[np.uint8]:
+    def pack(self, type_: Type, rows: npt.NDArray[Any] | Q8 | Q4 | F8) -> npt.NDArray[np.uint8]:
         if isinstance(rows, Q8):
             return pack_q8(rows)
         if isinstance(rows, Q4):
             return pack_q4(rows)
+        if isinstance(rows, F8):
+            return pack_f8(rows)
         if isinstance(type_, TensorType) and type_.dtype is DType.BF16:
             return pack_bf16(rows)
         return np.ascontiguousarray(rows, np.float32).view(np.uint8).reshape(-1)

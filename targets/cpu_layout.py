@@ -10,6 +10,8 @@ columns further on.
 
 bf16 weight [n, k], k even: the same blocks of 16 rows, 64 bytes for every two columns: [row][2].
 
+f8 weight [n, k], k even: the same blocks of 16 rows, 16 bytes for every column: [row]; then the f32 scales of all (padded) rows.
+
 a8 activations [rows, k]: int32 words of 4 codes, then f32 scales, then f32 corrections (-128 * sum of the group's codes, a
 whole number). Tiles of 8
 rows; the last tile holds the rest, mt rows. Word of (row m, columns 4 w ..): tile * 2 k + w * mt + m; scale and correction of (row m,
@@ -22,7 +24,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from mlsdc.compiler.quantise import A8, Q4, Q8
+from mlsdc.compiler.quantise import A8, F8, Q4, Q8
 from mlsdc.compiler.types import GROUP
 from mlsdc.templates.params import PAIR_BYTES, padded, total_columns
 
@@ -108,6 +110,21 @@ def pack_bf16(weight: npt.NDArray[np.float32]) -> npt.NDArray[np.uint8]:
     bits += 0x7FFF + (bits >> 16 & 1)
     blocks = (bits >> 16).astype(np.uint16).reshape(-1, ROWS, k // 2, 2).transpose(0, 2, 1, 3)
     return np.ascontiguousarray(blocks).view(np.uint8).reshape(-1)
+
+
+def f8_bytes(n: int, k: int) -> int:
+    return padded(n, ROWS) * (k + 4)
+
+
+def pack_f8(weight: F8) -> npt.NDArray[np.uint8]:
+    """Packed bytes of codes u8[n, k] and scales f32[n]."""
+    n, k = weight.codes.shape
+    codes = np.zeros((padded(n, ROWS), k), np.uint8)
+    codes[:n] = weight.codes
+    scales = np.zeros(padded(n, ROWS), np.float32)
+    scales[:n] = weight.scales
+    blocks = np.ascontiguousarray(codes.reshape(-1, ROWS, k).transpose(0, 2, 1))
+    return np.concatenate([blocks.reshape(-1), scales.view(np.uint8)])
 
 
 def a8_offsets(rows_padded: int, k: int, fine: int = 0) -> tuple[int, int, int]:

@@ -73,12 +73,16 @@ def lower_embed_plain(target: CpuTarget, node: Node, op: ops_nn.Embed, graph: Gr
 @lowers(ops_nn.Linear)
 def lower_linear(target: CpuTarget, node: Node, op: ops_nn.Linear, graph: Graph) -> Lowering | Declined:
     x, weight = input_type(graph, node, 0), input_type(graph, node, 1)
-    if weight.dtype.packed or not is_rows(x) or x.rank != 2:
-        return Declined(f"linear of {x} and {weight}; the CPU has it for f32[rows, k] and weights that are not packed")
+    if (weight.dtype.packed and weight.dtype is not DType.F8) or not is_rows(x) or x.rank != 2:
+        return Declined(f"linear of {x} and {weight}; the CPU has it for f32[rows, k] and weights of f32, bf16 or f8")
     index, _, rows = rows_of(node.type)
     n, k = whole(weight)
     bias = len(node.inputs) == 3
     abi = ("X: f32", f"W: {weight.dtype}", *(("B: f32",) if bias else ()), "Y: f32", "H: i32")
+    if weight.dtype is DType.F8:
+        kernel = spec("linear_f8", P.LinearF8(index, rows, n, k, bias), abi[0], abi[1], "S: f32", *abi[2:])
+        x_, w, *rest = values(node)
+        return Lowering((Call(kernel, -(-n // 16), None, (x_, w, w, *rest, ValueRef(node.name), HEADER)),), storage(node.type))
     if weight.dtype is DType.BF16:
         kernel, block = spec("linear_bf16", P.LinearBf16(index, rows, n, k, bias), *abi), 16
     else:

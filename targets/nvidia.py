@@ -16,7 +16,7 @@ import numpy.typing as npt
 from mlsdc.compiler.errors import CompileError
 from mlsdc.compiler.graph import Graph, Node
 from mlsdc.compiler.ops import Op
-from mlsdc.compiler.quantise import Q4, Q8
+from mlsdc.compiler.quantise import F8, Q4, Q8
 from mlsdc.compiler.types import GROUP, Dim, DType, TensorType, Type
 from mlsdc.runtime.kv_format import KvGeometry, to_bf16
 from mlsdc.runtime.manifest import TargetInfo
@@ -84,7 +84,7 @@ class NvidiaTarget(Target):
             return packed_bytes(n, k, 8 if tensor.dtype is DType.Q8 else 4)
         return int(np.prod(shape)) * (4 if tensor.dtype == DType.F32 else 2)
 
-    def pack(self, type_: Type, rows: npt.NDArray[Any] | Q8 | Q4) -> npt.NDArray[np.uint8]:
+    def pack(self, type_: Type, rows: npt.NDArray[Any] | Q8 | Q4 | F8) -> npt.NDArray[np.uint8]:
         tensor = self._weight(type_)
         if isinstance(rows, Q8):
             return pack_q8(rows)

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from mlsdc.compiler.errors import CompileError
 from mlsdc.compiler.graph import Graph, Node
-from mlsdc.compiler.quantise import Q4, Q8
+from mlsdc.compiler.quantise import F8, Q4, Q8
 from mlsdc.compiler.types import Type
 from mlsdc.runtime.kv_format import KvGeometry
 from mlsdc.runtime.manifest import TargetInfo
@@ -129,7 +129,7 @@ class Target(ABC):
         """Bytes of a weight of this type in the target's layout."""
 
     @abstractmethod
-    def pack(self, type_: Type, rows: npt.NDArray[Any] | Q8 | Q4) -> npt.NDArray[np.uint8]:
+    def pack(self, type_: Type, rows: npt.NDArray[Any] | Q8 | Q4 | F8) -> npt.NDArray[np.uint8]:
         """Lay out a weight given as f32[n, k] (or [n]), or as codes and scales where its type is q8 or q4; deterministic."""
 
     @abstractmethod

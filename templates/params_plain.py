@@ -118,6 +118,20 @@ class LinearBf16(Rows):
 
 
 @dataclass(frozen=True)
+class LinearF8(Rows):
+    """y[rows, n] = (x[rows, k] @ E[n, k]^T) * s[n] + bias, x f32, E in 16-row blocks of e4m3 (targets/cpu_layout.py), sums in f32."""
+
+    stem = "linear_f8"
+    n: int = 0
+    k: int = 0
+    bias: bool = False
+
+    @property
+    def n_padded(self) -> int:
+        return padded(self.n, 16)
+
+
+@dataclass(frozen=True)
 class EmbedBf16(TirParams):
     stem = "embed_bf16"
     rows_padded: int = named("m")  # type: ignore[assignment]

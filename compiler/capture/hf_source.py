@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mlsdc.compiler.capture.quantised_source import quantised_weights
 from mlsdc.compiler.capture.safetensors_file import SafetensorsFile
 from mlsdc.compiler.capture.source import Blocks, ModelSource, WeightSource
 from mlsdc.compiler.errors import CaptureError
@@ -50,6 +51,12 @@ class HfWeights:
     def read(self, name: str) -> NDArray[np.float32]:
         return self._file(name).read(name)
 
+    def dtype(self, name: str) -> str:
+        return self._file(name).dtype(name)
+
+    def stored(self, name: str) -> NDArray[Any]:
+        return self._file(name).stored(name)
+
     def block(self, name: str) -> Blocks | None:
         self._file(name)
         return None
@@ -62,12 +69,15 @@ class HfWeights:
 
 def hf_source(directory: Path, label: str) -> ModelSource:
     """Open a directory. Raises CaptureError for files that are missing, cut short or malformed."""
-    return folder_source(directory, label, HfWeights(directory), {})
+    weights = quantised_weights(_json(directory, "config.json"), HfWeights(directory), directory.name)
+    return folder_source(directory, label, weights, {})
 
 
 def folder_source(directory: Path, label: str, weights: WeightSource, facts: dict[str, Any], onnx: Path | None = None) -> ModelSource:
     """What a folder says of a model beside its tensors. `facts` stand in for a config.json that is not there."""
     config = _json(directory, "config.json", missing_ok=bool(facts)) or dict(facts)
+    for key in ("quantization_config", "compression_config"):  # the tensors' business: the graph is of the model they stand for
+        config.pop(key, None)
     config |= {key: config[name] for key, names in OTHER_NAMES.items() for name in names if name in config and key not in config}
     for key in ("model_type", "vocab_size", *OTHER_NAMES):
         if key not in config:

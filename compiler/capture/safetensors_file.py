@@ -14,6 +14,8 @@ from mlsdc.compiler.capture.source import checked
 from mlsdc.compiler.errors import CaptureError
 
 _DTYPES: dict[str, np.dtype[Any]] = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": np.dtype("<u2"), "F64": np.dtype("<f8")}
+_STORED: dict[str, np.dtype[Any]] = {  # elements that mean nothing without other tensors: `stored` gives them
+    "F8_E4M3": np.dtype("u1"), "U8": np.dtype("u1"), "I8": np.dtype("i1"), "I32": np.dtype("<i4"), "I64": np.dtype("<i8")}
 
 
 class SafetensorsFile:
@@ -44,7 +46,8 @@ class SafetensorsFile:
         have, last = len(self._bytes), self._start + end
         if last > have:
             raise CaptureError(f"{self.where}: tensor '{name}' ends at byte {last}, the file has {have}: it was cut short; fetch it again")
-        if dtype in _DTYPES and end - begin != int(np.prod(shape, dtype=object)) * _DTYPES[dtype].itemsize:
+        known = (_DTYPES | _STORED).get(dtype)
+        if known is not None and end - begin != int(np.prod(shape, dtype=object)) * known.itemsize:
             raise CaptureError(f"{self.where}: tensor '{name}' of {dtype}{list(shape)} takes {end - begin} bytes; the file is corrupt")
 
     def names(self) -> tuple[str, ...]:
@@ -52,6 +55,19 @@ class SafetensorsFile:
 
     def shape(self, name: str) -> tuple[int, ...]:
         return self._tensors[name][1]
+
+    def dtype(self, name: str) -> str:
+        return self._tensors[name][0]
+
+    def stored(self, name: str) -> NDArray[Any]:
+        """The elements without conversion: bf16 as u16, F8_E4M3 as u8."""
+        dtype, shape, begin, end = self._tensors[name]
+        known = (_DTYPES | _STORED).get(dtype)
+        if known is None:
+            raise CaptureError(f"{self.where}: tensor '{name}' has dtype {dtype}; known are {', '.join((*_DTYPES, *_STORED))}")
+        values: NDArray[Any] = np.array(self._bytes[self._start + begin : self._start + end]).view(known).reshape(shape)
+        self._file.forget()
+        return values
 
     def read(self, name: str) -> NDArray[np.float32]:
         dtype, shape, begin, end = self._tensors[name]

@@ -19,7 +19,7 @@ from tests.targets.cpu_machine import Machine, counted, get
 from tests.targets.qemu_machine import QemuMachine
 
 OTHERS = [isa for isa in ISAS.values() if isa.name != "cpu-x86-64-v4"]
-PLAIN = ("bf16 bias", "bf16 of few rows")
+PLAIN = ("bf16 bias", "bf16 of few rows", "f8 bias", "f8 of few rows")
 LINEARS, GATED = ("linear that pads", "bias and residual", "q4 that pads", "q4 bias and residual"), ("silu", "q4 silu")
 QUANTISERS, ROPES = ("quantise", "norm that pads"), ("rope slice",)
 ROW_WISE = (*LINEARS, *PLAIN, *GATED, *QUANTISERS, *ROPES)
@@ -72,8 +72,8 @@ def test_the_largest_codes_of_both_signs_do_not_overflow(machine: Machine) -> No
 
 
 @pytest.mark.parametrize("name", PLAIN)
-def test_a_linear_over_bf16_weights_is_within_its_rounding_of_float64(machine: Machine, name: str) -> None:
-    kernels.test_a_linear_over_bf16_weights_is_within_its_rounding_of_float64(machine, name, 17)
+def test_a_linear_over_bf16_or_f8_weights_is_within_its_rounding_of_float64(machine: Machine, name: str) -> None:
+    kernels.test_a_linear_over_bf16_or_f8_weights_is_within_its_rounding_of_float64(machine, name, 17)
 
 
 @pytest.mark.parametrize("name", GATED)

@@ -16,8 +16,9 @@ from mlsdc.compiler import ops_core, ops_nn, ops_quant
 from mlsdc.compiler.graph import Builder, Graph
 from mlsdc.compiler.interpret_core import UNARY, normalised, rotated
 from mlsdc.compiler.ops import Op
-from mlsdc.compiler.quantise import A8, Q4, Q8, quantise_a8, quantise_q4, quantise_q8
+from mlsdc.compiler.quantise import A8, F8, Q4, Q8, quantise_a8, quantise_f8, quantise_q4, quantise_q8
 from mlsdc.compiler.types import GROUP, Dim, DType, TensorType
+from mlsdc.runtime.kv_numbers import from_e4m3
 from mlsdc.runtime.step import Limits
 from tests.targets.cpu_machine import Machine, counted, get, get_a8, one_by_one_backwards, whole
 
@@ -76,7 +77,9 @@ LINEARS = {
     "q4 that pads": linear(112, 160, weights=DType.Q4), "q4 residual": linear(64, 576, residual=True, weights=DType.Q4),
     "q4 bias and residual": linear(16, 96, bias=True, residual=True, weights=DType.Q4),
 }  # fmt: skip
-PLAIN = {"bf16": plain(48, 64), "bf16 bias": plain(64, 576, bias=True), "bf16 of few rows": plain(9, 34, bias=True)}
+PLAIN = {"bf16": plain(48, 64), "bf16 bias": plain(64, 576, bias=True), "bf16 of few rows": plain(9, 34, bias=True),
+         "f8": plain(48, 64, weights=DType.F8), "f8 bias": plain(64, 576, bias=True, weights=DType.F8),
+         "f8 of few rows": plain(9, 34, bias=True, weights=DType.F8), "f8 of one row": plain(1, 62, weights=DType.F8)}
 GATED = {"silu": gated(128, 96, "silu"), "gelu_tanh": gated(64, 64, "gelu_tanh"), "wide silu": gated(192, 160, "silu"),
          "q4 silu": gated(128, 96, "silu", DType.Q4), "q4 gelu_tanh": gated(64, 160, "gelu_tanh", DType.Q4),
          "silu that pads": gated(96, 64, "silu"), "q4 silu that pads": gated(32, 32, "silu", DType.Q4)}  # fmt: skip
@@ -149,7 +152,8 @@ def bf16(x: Array) -> Array:
     return cut
 
 
-QUANTISE = {DType.BF16: bf16, DType.A8: quantise_a8, DType.Q8: lambda x: quantise_q8(x / 8), DType.Q4: lambda x: quantise_q4(x / 8)}
+QUANTISE = {DType.BF16: bf16, DType.A8: quantise_a8, DType.Q8: lambda x: quantise_q8(x / 8), DType.Q4: lambda x: quantise_q4(x / 8),
+            DType.F8: quantise_f8}
 
 
 def inputs_of(kernel: Kernel, rows: int, seed: int) -> tuple[list[Any], list[Any]]:
@@ -177,7 +181,9 @@ def pick(value: Any, rows: Any) -> Any:
     return A8(value.codes[rows], value.scales[rows]) if isinstance(value, A8) else value[rows]
 
 
-def f64(value: A8 | Q8 | Q4 | Array) -> Array:
+def f64(value: A8 | Q8 | Q4 | F8 | Array) -> Array:
+    if isinstance(value, F8):
+        return from_e4m3(value.codes).astype(np.float64) * value.scales[:, None].astype(np.float64)
     return (value.dequantise() if isinstance(value, A8 | Q8 | Q4) else value).astype(np.float64)
 
 
@@ -206,7 +212,7 @@ def test_a_linear_is_within_its_rounding_of_float64(machine: Machine, name: str,
 
 @pytest.mark.parametrize("rows", COUNTS)
 @pytest.mark.parametrize("name", PLAIN)
-def test_a_linear_over_bf16_weights_is_within_its_rounding_of_float64(machine: Machine, name: str, rows: int) -> None:
+def test_a_linear_over_bf16_or_f8_weights_is_within_its_rounding_of_float64(machine: Machine, name: str, rows: int) -> None:
     (x,), weights = inputs_of(PLAIN[name], rows, rows)
     (y,) = run(machine, name, [x], weights)
     exact = f64(x) @ f64(weights[0]).T + sum(f64(t) for t in weights[1:])
