@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from mlsdc.compiler.capture import ModelSource
-from mlsdc.compiler.capture.torch_export import hf_module
+from mlsdc.compiler.capture.hf_module import hf_module
 from mlsdc.compiler.errors import HeadError
 from mlsdc.compiler.heads.modules import Frozen, Tensor
 

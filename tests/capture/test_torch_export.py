@@ -10,7 +10,9 @@ import torch
 from torch import nn
 
 from mlsdc.compiler.capture import load_source
-from mlsdc.compiler.capture.torch_export import capture_model, capture_module, check_weights, hf_module
+from mlsdc.compiler.capture.checkpoint import check_weights
+from mlsdc.compiler.capture.hf_module import hf_module
+from mlsdc.compiler.capture.torch_export import capture_model, capture_module
 from mlsdc.compiler.errors import CaptureError
 from mlsdc.compiler.graph import Weight
 from mlsdc.compiler.ops_capture import CausalMask

@@ -6,8 +6,9 @@ import dataclasses
 
 import pytest
 
+from mlsdc.compiler.capture.hf_module import hf_module
 from mlsdc.compiler.capture.source import ModelSource
-from mlsdc.compiler.capture.torch_export import ModuleWeights, capture_model, hf_module
+from mlsdc.compiler.capture.torch_export import ModuleWeights, capture_model
 from mlsdc.compiler.errors import CaptureError
 from mlsdc.compiler.families import BASE, Family
 
