@@ -14,9 +14,11 @@ import asyncio
 import threading
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any
+from weakref import WeakKeyDictionary, ref
 
 from mlsdc.runtime.admission import Prompt
 from mlsdc.runtime.engine import Engine
@@ -30,6 +32,9 @@ class AsyncEngine:
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self._stopping = False
+        self._wakers: WeakKeyDictionary[asyncio.AbstractEventLoop, _Waker] = WeakKeyDictionary()
+        self._due: deque[_Waker] = deque()
+        engine.wake_readers_by(self._wake)
         self._thread = threading.Thread(target=self._serve, name="mlsdc-engine", daemon=True)
         self._thread.start()
 
@@ -75,7 +80,11 @@ class AsyncEngine:
 
     async def _submit(self, prompt: Prompt, params: SamplingParams | None, priority: int) -> tuple[Request, _News]:
         """Tokenising may take milliseconds: another thread does it, so that the loop's other streams go on."""
-        news = _News(self.engine, asyncio.get_running_loop())
+        loop = asyncio.get_running_loop()
+        waker = self._wakers.get(loop)
+        if waker is None:
+            waker = self._wakers[loop] = _Waker(loop, self._due)
+        news = _News(self.engine, waker)
         submitted = asyncio.ensure_future(
             asyncio.to_thread(self.engine.submit, prompt, params, priority=priority, listener=news))
         try:
@@ -87,6 +96,14 @@ class AsyncEngine:
     def _abort_late(self, submitted: asyncio.Future[Request]) -> None:
         if not submitted.cancelled() and submitted.exception() is None:
             self.engine.abort(submitted.result())
+
+    def _wake(self) -> None:
+        while self._due:
+            try:
+                waker = self._due.popleft()
+            except IndexError:  # another thread took it
+                return
+            waker.wake()
 
     def _serve(self) -> None:
         try:
@@ -131,19 +148,51 @@ class Submission:
             self._engine.abort(self.request)
 
 
+class _Waker:
+    """Sets events of one event loop from other threads: one call into the loop, and one write to its pipe, for all of a step's."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, due: deque[_Waker]) -> None:
+        """`due` are the wakers that `wake` is to be called of."""
+        self._loop = ref(loop)  # the loop is the key this is kept under
+        self._events: deque[asyncio.Event] = deque()
+        self._due = due
+        self._is_due = False
+
+    def add(self, event: asyncio.Event) -> None:
+        """`event` is to be set at the next `wake`. Under the engine's lock. Raises RuntimeError if the loop is closed."""
+        loop = self._loop()
+        if loop is None or loop.is_closed():
+            raise RuntimeError("the event loop is closed")
+        self._events.append(event)
+        if not self._is_due:
+            self._is_due = True
+            self._due.append(self)
+
+    def wake(self) -> None:
+        self._is_due = False  # first: what is added from now on is due again
+        loop = self._loop()
+        if loop is not None:
+            with suppress(RuntimeError):  # closed since: the next `add` says so
+                loop.call_soon_threadsafe(self._set)
+
+    def _set(self) -> None:
+        while self._events:
+            self._events.popleft().set()
+
+
 class _News(deque[Request]):
     """A request's listener that wakes a coroutine: the engine's thread appends, the event loop's thread takes."""
 
-    def __init__(self, engine: Engine, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, engine: Engine, waker: _Waker) -> None:
         super().__init__()
         self._engine = engine
-        self._loop = loop
+        self._waker = waker
         self._some = asyncio.Event()
 
     def append(self, request: Request) -> None:
         super().append(request)
         try:
-            self._loop.call_soon_threadsafe(self._some.set)
+            self._waker.add(self._some)
         except RuntimeError:  # the loop is closed: nobody reads any more
             self._engine.abort(request)
 

@@ -53,9 +53,11 @@ def _commit_until_end(request: Request, tokens: Sequence[int]) -> int:
     params, stop_ids = request.params, request.stop_ids
     first = request.num_output
     count = min(len(tokens), request.max_length - len(request.tokens))
-    ended = next((i for i in range(count) if tokens[i] in stop_ids and first + i >= params.min_tokens), None)
-    if ended is not None:
-        count = ended + 1
+    ended = None
+    if not stop_ids.isdisjoint(tokens):
+        ended = next((i for i in range(count) if tokens[i] in stop_ids and first + i >= params.min_tokens), None)
+        if ended is not None:
+            count = ended + 1
     request.tokens += tokens[:count]
     if request.detokenizer is not None:
         shown = count if ended is None or params.include_stop_str_in_output else ended

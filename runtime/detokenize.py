@@ -62,10 +62,9 @@ class Vocabulary:
         found = self._bytes.get(token)
         if found is None:
             text = self.tokenizer.id_to_token(token) or ""
-            table = byte_of_char()
             try:
-                found = bytes(table[char] for char in text)
-            except KeyError:  # an added token, spelt as it is
+                found = codecs.charmap_encode(text, "strict", _byte_of_code())[0]
+            except UnicodeEncodeError:  # an added token, spelt as it is
                 found = text.encode()
             self._bytes[token] = found
             try:
@@ -150,6 +149,12 @@ def byte_of_char() -> dict[str, int]:
     printable = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in set(printable)]
     return {chr(byte): byte for byte in printable} | {chr(0x100 + i): byte for i, byte in enumerate(others)}
+
+
+@lru_cache(maxsize=1)
+def _byte_of_code() -> dict[int, int]:
+    """The same by code points, as the codec wants it: one call a token instead of a generator."""
+    return {ord(char): byte for char, byte in byte_of_char().items()}
 
 
 def _replacement(step: dict[str, Any]) -> tuple[str, str]:

@@ -73,6 +73,7 @@ class Engine:
         self._broken: BaseException | None = None
         self._step_started: float | None = None  # on the monotonic clock
         self._seen_step: Callable[[float], None] | None = None
+        self._wake_readers: Callable[[], None] = lambda: None
 
     @staticmethod
     def load(path: str | Path, *, threads: int | None = None, num_pages: int | None = None, kv_pool_bytes: int | None = None,
@@ -102,6 +103,13 @@ class Engine:
         self._forward, self._sample, self._commit = timed
         self._seen_step = lambda seconds: seen(seconds, seconds - sum(program.take() for program in timed))
 
+    def wake_readers_by(self, wake: Callable[[], None]) -> None:
+        """Call `wake()`, from any thread, some time after listeners were told of news: when the next step's programs start, or none is due.
+
+        What readers do then costs no step its own work: it is done while the device computes.
+        """
+        self._wake_readers = wake
+
     @property
     def alive(self) -> bool:
         """Neither closed nor broken by a step."""
@@ -129,6 +137,7 @@ class Engine:
         fit_drafts(items, len(self.manifest.levels))
         write_rows(self._memory.buffers, items)
         fill_masks(self._memory.buffers, items)
+        self._wake_readers()
         self._forward.start()
         if self._records.write(items):
             self._sample.run()
@@ -192,6 +201,7 @@ class Engine:
             if not self._stepping and not self._closed and self._broken is None:
                 self._take_inbox()
             self._news.notify_all()
+        self._wake_readers()
 
     def _enqueue(self, requests: Sequence[Request]) -> None:
         with self._news:
@@ -313,6 +323,8 @@ class Engine:
             with self._news:
                 self._stepping = False
                 self._news.notify_all()
+            if not self.has_work:
+                self._wake_readers()
 
     def _fail(self, error: BaseException) -> None:
         """A step broke off: nothing on the device can be trusted, so every request ends with an error that says so."""
@@ -322,6 +334,7 @@ class Engine:
                 request.error = DeviceError(f"the engine stopped: {type(error).__name__}: {error}")
                 request.finish_reason = "error"
                 request.publish()
+        self._wake_readers()
 
     def _unfinished(self) -> list[Request]:
         return [*self.scheduler.requests(), *(choice for request in self._inbox for choice in request.choices)]
@@ -349,6 +362,7 @@ class Engine:
                 request.finish_reason = "abort"
                 request.publish()
             self._news.notify_all()
+        self._wake_readers()
         self.device.close()
 
     def __enter__(self) -> Engine:

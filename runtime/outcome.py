@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from mlsdc.runtime.commit import commit_tokens
 from mlsdc.runtime.drafting import Drafting
 from mlsdc.runtime.request import Request, StepItem, TokenLogprobs
-from mlsdc.runtime.step import Header, StepBuffers
+from mlsdc.runtime.step import OUT, StepBuffers
 from mlsdc.runtime.tree import walk
 from mlsdc.runtime.verify import CommitList
 
@@ -22,20 +22,21 @@ class Outcome:
     def follow(self, items: Sequence[StepItem]) -> bool:
         """Hand out tokens and end requests that have ended. True if accepted keys lie in scratch: `commit` is to run."""
         buffers, drafting = self._buffers, self._drafting
-        choices = buffers.choices[: buffers.header[Header.OUT]].tolist()
-        copies = CommitList(buffers)
+        cells = buffers.cells
+        choices = cells.choices[: cells.header[OUT]].tolist()
+        copies: CommitList | None = None
         read = drafting.reads_target
         firsts: list[int] = []  # of each item: its first position in this step
         committed: list[Sequence[int]] = []  # and its rows that are committed
         for seq, item in enumerate(items):
             request, tree = item.request, item.tree
             if read:
-                row = int(buffers.seq_row[seq])
+                row = cells.seq_row[seq]
                 firsts.append(request.num_computed)
                 committed.append(range(row, row + item.rows))
-            if item.outs and request.wants_prompt_logprobs:
+            if request.prompt_logprobs is not None and item.outs and request.wants_prompt_logprobs:
                 self._report_prompt(item)
-            if not item.wants_choice:
+            if not item.decodes and not item.wants_choice:
                 request.num_computed += item.rows
                 request.statistics.prefill_rows += item.rows
                 continue
@@ -46,6 +47,7 @@ class Outcome:
                 rows = (0, *(node + 1 for node in nodes[: kept - 1]))
                 request.logprobs += (self._logprobs(first + row, request.params.logprobs) for row in rows)
             if tree:
+                copies = CommitList(buffers) if copies is None else copies
                 copies.add(item, nodes[: kept - 1])
                 if read:
                     committed[-1] = (row, *(row + node + 1 for node in nodes[: kept - 1]))
@@ -57,7 +59,7 @@ class Outcome:
         drafting.learned()
         if read:
             drafting.stepped(items, firsts, committed)
-        return copies.write()
+        return copies is not None and copies.write()
 
     def _logprobs(self, out: int, count: int) -> TokenLogprobs:
         """What the row of entry `out` reports: its token and the `count` most probable ones."""

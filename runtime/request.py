@@ -215,6 +215,6 @@ class StepItem:
     @property
     def logit_rows(self) -> int:
         """Rows that want logits: its last one, the tree's, or all of a prompt whose log probabilities are asked for."""
-        if self.tree:
+        if self.decodes:
             return 1 + len(self.tree)
         return self.rows if self.request.wants_prompt_logprobs else int(self.wants_choice)

@@ -7,16 +7,19 @@ that decoding without drafts needs no scratch slab and no commit program (law L4
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 
 from mlsdc.runtime.request import StepItem
-from mlsdc.runtime.step import Header, StepBuffers
+from mlsdc.runtime.step import COMMITS, GROUPS, OUT, ROWS, SEQS, Cell, StepBuffers
 from mlsdc.runtime.tree import ancestor_words
 
 
 def write_rows(buffers: StepBuffers, items: Sequence[StepItem]) -> None:
     """Fill the step buffers for `items`; sets each item's `seq`, and its `out`, the first entry in `choices`, -1 if it wants none."""
     row = out = 0
+    cells = buffers.cells
+    width = buffers.page_table.shape[1]
     for seq, item in enumerate(items):
         if buffers.tail is not None and len(item.tree) > buffers.tail.recent:  # rows deeper than that could not read what they need
             item.tree = item.tree.cut(buffers.tail.recent)
@@ -25,13 +28,13 @@ def write_rows(buffers: StepBuffers, items: Sequence[StepItem]) -> None:
         item.seq = seq
         if tree:
             count = _write_tree(buffers, seq, row, item)
-        elif item.rows == 1:  # a plain decode step: scalars, a third of the cost of slices
+        elif item.rows == 1:  # a plain decode step
             count = 1
-            buffers.tokens[row] = request.tokens[first]
-            buffers.positions[row] = first
-            buffers.row_slot[row] = -1
-            buffers.ancestors[row] = 0
-            buffers.row_seq[row] = seq
+            cells.tokens[row] = request.tokens[first]
+            cells.positions[row] = first
+            cells.row_slot[row] = -1
+            cells.ancestors[row] = 0
+            cells.row_seq[row] = seq
         else:
             count = item.rows
             end = row + count
@@ -40,43 +43,44 @@ def write_rows(buffers: StepBuffers, items: Sequence[StepItem]) -> None:
             buffers.row_slot[row:end] = -1
             buffers.ancestors[row:end] = 0
             buffers.row_seq[row:end] = seq
-        buffers.seq_ctx[seq] = first
-        buffers.seq_row[seq] = row
-        buffers.seq_rows[seq] = count
-        pages = request.table.pages
-        buffers.page_table[seq, : len(pages)] = pages
+        cells.seq_ctx[seq] = first
+        cells.seq_row[seq] = row
+        cells.seq_rows[seq] = count
+        _write_list(cells.page_table, seq * width, request.table.pages)
         if buffers.tail is not None:
-            tail = request.table.tail
-            buffers.tail_table[seq, : len(tail)] = tail
+            _write_list(cells.tail_table, seq * buffers.tail_table.shape[1], request.table.tail)
         row += count
         wanted = item.outs = item.logit_rows
         item.out = out if wanted else -1
         if wanted == 1:
-            buffers.out_rows[out] = row - 1
+            cells.out_rows[out] = row - 1
         else:
-            buffers.out_rows[out : out + wanted] = range(row - wanted, row)
+            _write_list(cells.out_rows, out, range(row - wanted, row))
         out += wanted
-    header = buffers.header
-    header[Header.ROWS] = row
-    header[Header.SEQS] = len(items)
-    header[Header.OUT] = out
-    header[Header.COMMITS] = header[Header.GROUPS] = 0
+    header = cells.header
+    header[ROWS] = row
+    header[SEQS] = len(items)
+    header[OUT] = out
+    header[COMMITS] = header[GROUPS] = 0
 
 
 def _write_tree(buffers: StepBuffers, seq: int, row: int, item: StepItem) -> int:
     """The rows of a sequence that drafts: its last committed token and the nodes. Returns how many."""
-    tree, request = item.tree, item.request
+    tree, request, cells = item.tree, item.request, buffers.cells
     first = request.num_computed
     count = 1 + len(tree)
-    end = row + count
-    buffers.tokens[row:end] = (request.tokens[first], *tree.tokens)
-    buffers.positions[row:end] = (first, *(first + depth for depth in tree.depths()))
-    buffers.row_slot[row:end] = range(count)
-    buffers.ancestors[row:end] = ancestor_words(tree)
-    buffers.row_seq[row:end] = seq
-    scratch = request.table.scratch
-    buffers.scratch_table[seq, : len(scratch)] = scratch
+    _write_list(cells.tokens, row, (request.tokens[first], *tree.tokens))
+    _write_list(cells.positions, row, (first, *[first + depth for depth in tree.depths()]))
+    _write_list(cells.row_slot, row, range(count))
+    cells.ancestors[row : row + count] = array("L", ancestor_words(tree))
+    _write_list(cells.row_seq, row, (seq,) * count)
+    _write_list(cells.scratch_table, seq * buffers.scratch_table.shape[1], request.table.scratch)
     return count
+
+
+def _write_list(cell: Cell, at: int, values: Sequence[int]) -> None:
+    """`values` become the i32 from `at` on."""
+    cell[at : at + len(values)] = array("i", values)
 
 
 class CommitList:
@@ -109,8 +113,8 @@ class CommitList:
             return False
         buffers.commit_src[:count] = self.source
         buffers.commit_dst[:count] = self.target
-        buffers.header[Header.COMMITS] = count
-        buffers.header[Header.GROUPS] = len(self.groups)
+        buffers.cells.header[COMMITS] = count
+        buffers.cells.header[GROUPS] = len(self.groups)
         for i, group in enumerate(self.groups):
             buffers.group_page[i], buffers.group_seq[i], buffers.group_first[i] = group
         return True

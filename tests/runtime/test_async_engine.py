@@ -261,3 +261,57 @@ def test_a_loop_that_is_gone_aborts_its_requests() -> None:
     assert inner.pool.num_available == inner.pool.num_pages
     engine.close()
     task._log_destroy_pending = False  # type: ignore[attr-defined]
+
+
+def test_a_loop_that_closes_with_news_on_their_way_aborts_its_requests() -> None:
+    inner = make_engine()
+    gate = Gate(inner)
+    engine = AsyncEngine(inner)
+    loop = asyncio.new_event_loop()
+    task = loop.create_task(engine.generate([1], few(90)))
+    loop.run_until_complete(gate.wait())
+    loop.run_until_complete(loop.shutdown_default_executor())
+    gate.let()  # its first token is published, and the loop is called
+    assert gate.entered.acquire(timeout=60)
+    loop._ready.clear()  # type: ignore[attr-defined]
+    loop.close()
+    gate.let(always=True)
+    with inner._news:
+        assert inner._news.wait_for(lambda: not inner.has_work and not inner._stepping, 60)
+    assert inner.statistics.tokens < 5
+    engine.close()
+    task._log_destroy_pending = False  # type: ignore[attr-defined]
+
+
+def test_a_step_wakes_an_event_loop_once_for_all_of_its_requests() -> None:
+    async def main() -> tuple[int, int]:
+        calls = 0
+        loop = asyncio.get_running_loop()
+        call_soon = loop.call_soon_threadsafe
+
+        def counted(*args: Any, **kwargs: Any) -> asyncio.Handle:
+            nonlocal calls
+            calls += getattr(args[0], "__name__", "") == "_set"
+            return call_soon(*args, **kwargs)
+
+        loop.call_soon_threadsafe = counted  # type: ignore[method-assign,assignment]
+        inner = make_engine()
+        gate = Gate(inner)
+        async with AsyncEngine(inner) as engine:
+            tasks = [asyncio.create_task(engine.generate([i], few(5))) for i in range(4)]
+            await gate.wait()
+            while len(inner._inbox) < 3:  # the others, submitted by threads
+                await asyncio.sleep(0)
+            steps = 0
+
+            def count() -> None:
+                nonlocal steps
+                steps += 1
+
+            gate.run, run = (lambda: (count(), run())), gate.run  # type: ignore[assignment,return-value]
+            gate.let(always=True)
+            await asyncio.gather(*tasks)
+            return calls, steps
+
+    calls, steps = asyncio.run(main())
+    assert 0 < calls <= steps
