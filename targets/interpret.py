@@ -150,6 +150,7 @@ class InterpretLevel(LevelMemory):
         self.name = level
         self.num_pages = num_pages
         self.page_bytes = info.kv.page_bytes if info.kv else 0
+        self.wide_bytes = info.kv.wide.page_bytes if info.kv and info.kv.wide else 0
         self.buffers = step_buffers(device.artifact, info, specs)
         self.pool, pool = np.zeros(0, np.uint8), None
         if info.kv:
@@ -169,6 +170,10 @@ class InterpretLevel(LevelMemory):
 
     def write_page(self, page: int, data: Array) -> None:
         self.pool[page * self.page_bytes : (page + 1) * self.page_bytes] = data
+
+    def copy_wide(self, source: int, target: int) -> None:
+        size = self.wide_bytes
+        self.pool[target * size : (target + 1) * size] = self.pool[source * size : (source + 1) * size]
 
 
 class InterpretProgram(BoundProgram):

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from mlsdc.runtime.kv_format import FORMATS, KvGeometry
 from mlsdc.targets import TARGETS
+from mlsdc.templates.params_triton_kv import TRITON_FORMATS
 
 HEAD_DIMS = (64, 80, 96, 112, 128, 256)
 GQA = (1, 3, 8)  # query heads of a kv head; any ratio is like one of these
@@ -30,7 +31,7 @@ class Rule:
 
 
 RULES = (
-    Rule("cuda", "Triton kernels read a bf16 cache only so far", tuple(name for name in FORMATS if name != "bf16")),
+    *(Rule("cuda", f"no Triton kernel reads {name} yet", (name,)) for name in FORMATS if name not in TRITON_FORMATS),
     Rule("cuda", "Triton's blocks are powers of two", head_dims=tuple(dim for dim in range(16, 513, 16) if dim & (dim - 1))),
 )
 

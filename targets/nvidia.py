@@ -59,11 +59,13 @@ class NvidiaTarget(Target):
         return Declined(f"'{node.op.opname}' has no Triton template yet") if rule is None else rule(self, node, node.op, graph)
 
     def prologue(self, graph: Graph) -> Sequence[Lowering]:
-        """None: a tile of attention finds its sequence by itself, so that a CUDA graph can hold the grid."""
-        return ()
+        """No launches: a tile of attention finds its sequence by itself, so that a CUDA graph can hold the grid."""
+        from mlsdc.targets.nvidia_kv import prologue
+
+        return prologue(graph, self.limits)
 
     def commit(self, geometry: KvGeometry) -> Lowering:
-        from mlsdc.targets.nvidia_attention import commit_lowering
+        from mlsdc.targets.nvidia_kv import commit_lowering
 
         return commit_lowering(geometry, self.limits)
 
@@ -134,4 +136,4 @@ def a8_bytes(max_rows: int, columns: int) -> int:
     return max_rows * columns + 4 * max_rows * (columns // GROUP)
 
 
-from mlsdc.targets import nvidia_attention, nvidia_plain, nvidia_rows  # noqa: E402, F401  (they register; they need what stands above)
+from mlsdc.targets import nvidia_attention, nvidia_kv, nvidia_levels, nvidia_plain, nvidia_rows  # noqa: E402, F401  (they register; they need what stands above)

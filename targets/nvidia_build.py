@@ -25,6 +25,8 @@ VARIANTS = {
     "attend_split": (Variant(4, 5), Variant(8, 5), Variant(8, 3), Variant(8, 1)),
     "attend_combine": (Variant(1, 3),),
     "append_kv": (Variant(1, 1),),
+    "rotate": (Variant(1, 1),),
+    "settle_kv": (Variant(1, 1),),
     "rope": (Variant(1, 1),),
     "rope_table": (Variant(1, 1),),
     "commit": (Variant(4, 1),),

@@ -12,31 +12,43 @@ from mlsdc.targets.protocol import KernelSpec
 from mlsdc.targets.triton_build import TEMPLATES
 
 INCLUDE = re.compile(r'include "triton/([^"]+\.jinja)"')
-FORMAT = re.compile(r'include "triton/kv_" ~ [^"]+ ~ "([^"]+)"')
+FORMAT = re.compile(r'include "triton/(\w+_)" ~ [^"]+ ~ "([^"]+)"')
 
 DIGESTS = {
-    "append_kv": "b9132462b4755dc8e259bdc72169163fc1fff586e9e891aa13c029b5c23572ef",
+    "append_kv": "75e5e17eded627bc9d9b307e135c35d748b189ba3d90d75e2b7f9af89a2638a8",
     "argmax_join": "150b58019f82cf691b0f67c1cdbf75df349ba1e70371f0a6413e52f02e0ad877",
     "argmax_part": "ff21092b79beaf7b60fa9e13534b37281538eeb95d26662d222ec1c811d3cfb1",
-    "attend_combine": "cfd86f09b64ec518f9ff182d9cc0a5a446b1c21a6bf3ec5f16888d1f21b84d71",
-    "attend_split": "6be6a7bf9147f000a0fdda85bf393b228b7a08d8cd5054b4db3fda98606896fe",
-    "commit": "e2362824b9cc9a3a0dc4e392fad536678a94ba94463a516b9d07afa329575828",
+    "attend_combine": "76c59e1b1853c9f590caafbba350951e0dd7e6fe234e0765cec3980a235c6bf6",
+    "attend_split": "f4ec313ff416638a17db44dc61ff75ed4376f440eb8a5b2043d169fbfdc6fd64",
+    "commit": "1f4ab35e6a3de497e931843b594911196cc42a93dac2120d3dae983c6d1a916b",
     "elementwise": "3117296f7769dcafd9011ba262faedf357a4075425263d3c925b89295e44e2f8",
     "embed": "83b0f75d3726078bb985ca4783d041942eaad363e8236f94c7494caba0e1544d",
     "embed_q": "eb4d982ccb7561c6010b7980a6a39f34cf8977b47bfd7fb4b7e833d0ebf502b8",
+    "expert_linear": "87fec24a3d50a2ba55df0df5eaa900d7b3be6631054f028597ea0edd21b6600b",
+    "expert_linear_q": "c66496df77fc202e4272f70f1ea128aae490cf5085015f4879a813f54c243d35",
     "gated_q": "27b0d926935f585d989a6115cc1e8b260775eeda1d6fd1c04b487bcfacca56ec",
     "gather_rows": "361895e454f7b868f68c00a9d34dd9e531208bbaa56e7218f4edf62b0dfbe380",
     "linear": "11f38efe366158508e836f571c83130fe60b740948c037ea55b49adf34ddd418",
     "linear_q": "096f256c7a931466895668b06e7dcba6d9fa00e480f28af381522d59ea9b87eb",
+    "pad_heads": "96c8b3c3d5abda3ae824678e12b4e1e3de0e29fbd79845c2b2de6ed558822845",
     "quantise": "2545d8ced677356650bb3676eab90107c19a0125c049b22cf5a46a6f6ac9a9ea",
+    "quantise_kv": "64021819936259c8f8f5ed8372ff0b931aa341987ebc7ca2ef7f7f9320c01fa7",
+    "reduce": "7a33f5f881919a7244a68f39c579b6b5257b9b1568e5cb7a88037f3fceb43033",
     "rms_norm": "85471cd394489a493cb27b671355d9cd4aad0c1ddb97aea93c2218449eba0e70",
-    "rope": "118ef80b369e2942385f09d3a6d4620fc5b517002740f34e5b5fd4b37c1ddf13",
+    "rope": "d10ed2f35e62005dfb854be1b9fbcd96968074363745fc03ecaf3a2a3cb09271",
     "rope_table": "18f3a000b393f65968884cfc26e2944196b1f3f43b870660fb56db27beb87234",
+    "rotate": "2a5926ee13b4b0b4af1cf9b1c5e019f381959bf8e27380f609918b18172fba0f",
     "sample_bound": "53a30cb17487ef37a4295bf521278b7b5b21b6cdbbbb486e92ebe6e141a8b384",
     "sample_edit": "d1a6ed5e50e4a96e2194873d3227f43bfc6ea7165adb7337dd78d649e7efb0a3",
     "sample_join": "5a6558080eb058b1011e3f235e7f9e7d43793c81bdc8029b19c48c996c7c1627",
     "sample_logprobs": "58d7fcfe6405e4c5dcb7de76ac7d0391676a6fd616fe103837589173cfaef859",
     "sample_part": "5bd3bacc2f30136b53117d89d38ba1107baf8768d9b92ec1fce3460c2ec04b4d",
+    "settle_kv": "7f33a3d980fe5f2e59161672a047151124f9dbb1ff92abd7932bf67c2151233e",
+    "softmax": "9641a299dc29142243509b3e0b6484c1ef6c210f8eb6d5928e88e1de64241abe",
+    "take": "021323952be1ee96ec7401f7b01262d1c93db105456a73e150e88279abdeecf3",
+    "top_index": "be622eef3c42f5b4b2d9289d8fc5ed271195371253b929561ab521c8cd6a33ae",
+    "top_k_join": "f9ed26cc6eefc9015b2a6bd3bb97ae92b2a056c3132abb8ee50569a18fc5aec4",
+    "top_k_part": "2083f8b42b3d8ce1c863d13e72d7747d89d7ff1ea30147fa05a8544ae19361e4",
 }
 
 
@@ -49,7 +61,7 @@ def digest(template: str) -> str:
             names.add(name)
             text = (TEMPLATES / name).read_text(encoding="utf-8")
             todo += INCLUDE.findall(text)
-            todo += [part.name for end in FORMAT.findall(text) for part in TEMPLATES.glob(f"kv_*{end}")]
+            todo += [part.name for start, end in FORMAT.findall(text) for part in TEMPLATES.glob(f"{start}*{end}")]
     return hashlib.sha256(b"".join((TEMPLATES / name).read_bytes() for name in sorted(names))).hexdigest()
 
 

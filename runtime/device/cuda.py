@@ -178,6 +178,7 @@ class CudaLevel(LevelMemory):
         self.device = device
         self.num_pages = num_pages
         self.page_bytes = info.kv.page_bytes if info.kv else 0
+        self.wide_bytes = info.kv.wide.page_bytes if info.kv and info.kv.wide else 0
         self.limits: Limits = device.artifact.manifest.limits
         self.buffers = step_buffers(device.artifact, info, specs)
         self.places, inputs_bytes = input_places({name: getattr(self.buffers, name).nbytes for name in INPUTS}, specs.values())
@@ -207,6 +208,19 @@ class CudaLevel(LevelMemory):
         self.device.use()
         self.device.synchronise()
         self.device.upload(self.pool + page * self.page_bytes, np.ascontiguousarray(data))
+
+    def copy_page(self, source: int, target: int) -> None:
+        self._copy(source, target, self.page_bytes)
+
+    def copy_wide(self, source: int, target: int) -> None:
+        self._copy(source, target, self.wide_bytes)
+
+    def _copy(self, source: int, target: int, size: int) -> None:
+        """Within the pool, behind everything that was started."""
+        device = self.device
+        device.use()
+        device.driver.cuMemcpyDtoDAsync_v2(
+            C.c_uint64(self.pool + target * size), C.c_uint64(self.pool + source * size), C.c_size_t(size), device.stream)
 
     def address(self, launch: Launch, arg: Arg) -> int:
         """Of a pointer argument. Raises ArtifactError."""

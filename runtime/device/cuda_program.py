@@ -96,7 +96,7 @@ class CudaProgram(BoundProgram):
     @property
     def counts(self) -> list[str]:
         """Header words that the launches' grids depend on."""
-        return [name for name in ("ROWS", "OUT", "COMMITS") if any(launch.count == name for launch in self.spec.launches)]
+        return [name for name in ("ROWS", "OUT", "COMMITS", "GROUPS") if any(launch.count == name for launch in self.spec.launches)]
 
     def run(self) -> None:
         self.start()
@@ -169,7 +169,8 @@ class CudaProgram(BoundProgram):
         return runs
 
     def _buckets(self) -> list[tuple[int, ...]]:
-        """Counts to make graphs for: rows in powers of two; of rows that want logits all of them, or one for each sequence."""
+        """Counts to make graphs for: rows in powers of two; of rows that want logits all of them, or one for each sequence; of pages that a
+        commit fills none, or as many as there can be."""
         limits, counts = self.level.limits, self.counts
         most = {"ROWS": limits.max_num_batched_tokens, "OUT": limits.max_logit_rows, "COMMITS": limits.max_num_batched_tokens}
         if not counts:
@@ -177,6 +178,8 @@ class CudaProgram(BoundProgram):
         sizes = powers(most[counts[0]])
         if len(counts) == 1:
             return [(size,) for size in sizes]
+        if counts[1] == "GROUPS":
+            return [(size, groups) for size in sizes for groups in (0, len(self.level.buffers.group_page))]
         few = min(power(limits.max_num_seqs), most["OUT"])
         return sorted({(rows, min(rows, out)) for rows in sizes for out in (few, most["OUT"])})
 

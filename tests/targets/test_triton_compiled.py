@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from mlsdc.compiler.errors import CompileError
-from mlsdc.compiler.ops_core import Softmax
+from mlsdc.compiler.ops_core import Cast
 from mlsdc.compiler.ops_quant import AppendKvSlice, RopeSlice
-from mlsdc.compiler.types import TreeType
+from mlsdc.compiler.types import DType, TreeType
 from mlsdc.runtime.manifest import TargetInfo
 from mlsdc.runtime.step import Limits
 from mlsdc.targets import cubin
@@ -184,8 +184,8 @@ def test_other_limits_are_another_kernel() -> None:
 
 
 def test_an_op_without_a_template_is_declined_with_its_name() -> None:
-    graph = node_graph(SERVING, Softmax(), x=(64,))
-    assert NvidiaTarget("h100", SERVING).lower(graph["result"], graph) == Declined("'softmax' has no Triton template yet")
+    graph = node_graph(SERVING, Cast(DType.F16), x=(64,))
+    assert NvidiaTarget("h100", SERVING).lower(graph["result"], graph) == Declined("'cast' has no Triton template yet")
 
 
 def test_a_head_size_that_is_no_power_of_two_is_declined() -> None:
@@ -195,9 +195,10 @@ def test_a_head_size_that_is_no_power_of_two_is_declined() -> None:
     assert "head_dim 80" in declined.why
 
 
-def test_rope_of_some_channels_only_is_declined() -> None:
-    graph = node_graph(SERVING, RopeSlice(0, 9, 64), x=(960,), table=(2, 16))
-    assert NvidiaTarget("h100", SERVING).lower(graph["result"], graph) == Declined("RoPE turns 32 of 64 channels, the template turns all")
+def test_a_format_without_fragments_is_declined_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mlsdc.targets.nvidia_kv.TRITON_FORMATS", ("bf16",))
+    graph = attention_graph(Shape(4, 2, 64, format="int8"), SERVING)
+    assert NvidiaTarget("h100", SERVING).lower(graph["result"], graph) == Declined("kv format 'int8' has no Triton fragments yet")
 
 
 def test_types_of_the_abi_are_spelled_as_triton_spells_them() -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from mlsdc.compiler.graph import Graph
 from mlsdc.compiler.ops_kv import AppendKv
 from mlsdc.compiler.ops_quant import AppendKvSlice, RopeSlice
 from mlsdc.compiler.quantise import quantise_a8
@@ -31,8 +32,16 @@ SHAPES = {
     "narrow heads": Shape(4, 2, 32, page_size=16),
     "window": Shape(4, 2, 64, page_size=32, window=40),
     "softcap": Shape(2, 2, 64, page_size=16, softcap=2.0),
+    "sinks": Shape(2, 1, 32, page_size=16, window=40, sinks=5),
+    "int8": Shape(3, 1, 64, page_size=32, format="int8"),
+    "fp8": Shape(4, 1, 128, page_size=16, num_layers=1, layer=0, format="fp8"),
+    "int4 by token": Shape(2, 1, 64, page_size=64, format="int4-token"),
+    "narrow int8": Shape(2, 2, 32, page_size=16, format="int8", window=40),
+    "mixed": Shape(4, 2, 32, page_size=16, format="fp8/int4-token"),
+    "mixed bf16": Shape(2, 2, 64, page_size=32, num_layers=3, format="int4-token/bf16@0=bf16/int8"),
 }
 SMALL = Shape(2, 1, 64, page_size=16)
+FORMATS = ("int8", "fp8", "int4-token")
 PARENTS = (-1, 0, 0, 1, -1, 3, 2)  # seven nodes, four deep, with siblings
 K_START, V_START, COLUMNS = 128, 192, 256  # of a fused projection of SMALL: two query heads, one key head, one value head
 TINY = Shape(1, 1, 32, page_size=16, num_layers=1, layer=0)
@@ -73,12 +82,24 @@ def appending() -> list[Job]:
     plain = node_graph(LIMITS, AppendKv(SMALL.layer), kv=kv_type(SMALL), k=heads, v=heads, tree=TreeType())
     fused = node_graph(
         LIMITS, AppendKvSlice(SMALL.layer, K_START, V_START), kv=kv_type(SMALL), x=(COLUMNS,), table=(2, dim // 2), tree=TreeType())
-    rope = node_graph(LIMITS, RopeSlice(0, SMALL.heads, dim), x=(COLUMNS,), table=(2, dim // 2))
-    return [
+    rope = rope_graph(dim // 2)
+    found = [
         Job("append", case, plain, {"k": k, "v": v}),
         Job("append fused", case, fused, {"x": x, "table": table}),
         Job("rope", case, rope, {"x": x, "table": table}),
+        Job("rope of some", case, rope_graph(8), {"x": x, "table": rng(10).standard_normal((rows, 2, 8), np.float32)}),
     ]
+    for format in FORMATS:
+        shape = replace(SMALL, format=format)
+        case = lay_out(shape, [drafted(rng(1), shape, 30, PARENTS), prefilled(rng(2), shape, 3, 2)])
+        case.pool[:] = POISON
+        graph = node_graph(LIMITS, AppendKv(shape.layer), kv=kv_type(shape), k=heads, v=heads, tree=TreeType())
+        found.append(Job(f"append {format}", case, graph, {"k": k * k, "v": v}))
+    return found
+
+
+def rope_graph(half: int) -> Graph:
+    return node_graph(LIMITS, RopeSlice(0, SMALL.heads, SMALL.head_dim), x=(COLUMNS,), table=(2, half))
 
 
 def turned(x: Any, table: Any) -> Any:
@@ -140,7 +161,7 @@ def test_attention_equals_the_float64_reference(run: Run, name: str) -> None:
 
 
 def test_only_results_and_temporaries_are_written(run: Run) -> None:
-    expected = {"append": ("pool",), "append fused": ("pool",)}
+    expected = dict.fromkeys(("append", "append fused", *(f"append {format}" for format in FORMATS)), ("pool",))
     assert {name: outcome.harmed for name, outcome in run.outcomes.items() if outcome.harmed} == expected
 
 
@@ -187,6 +208,13 @@ def test_appended_rows_have_the_bytes_of_the_format(run: Run) -> None:
     assert np.array_equal(run.outcomes["append"].pool, written(run.cases["append"], values["k"], values["v"]))
 
 
+@pytest.mark.parametrize("format", FORMATS)
+def test_quantised_rows_have_the_bytes_of_the_format(run: Run, format: str) -> None:
+    name = f"append {format}"
+    values = run.jobs[name].values
+    assert np.array_equal(run.outcomes[name].pool, written(run.cases[name], values["k"], values["v"]))
+
+
 def test_a_fused_append_turns_keys_and_writes_the_same_bytes(run: Run) -> None:
     x, table = run.jobs["append fused"].values.values()
     keys, values = (x[:, start : start + SMALL.head_dim].reshape(-1, SMALL.kv_heads, SMALL.head_dim) for start in (K_START, V_START))
@@ -197,6 +225,13 @@ def test_rope_turns_halves(run: Run) -> None:
     x, table = run.jobs["rope"].values.values()
     rows = run.cases["rope"].num_rows
     assert np.array_equal(run.rows("rope"), turned(x[:rows, :K_START].reshape(rows, SMALL.heads, SMALL.head_dim), table[:rows]))
+
+
+def test_rope_may_turn_the_first_channels_only(run: Run) -> None:
+    x, table = run.jobs["rope of some"].values.values()
+    rows = run.cases["rope of some"].num_rows
+    q = x[:rows, :K_START].reshape(rows, SMALL.heads, SMALL.head_dim)
+    assert np.array_equal(run.rows("rope of some"), np.concatenate([turned(q[:, :, :16], table[:rows]), q[:, :, 16:]], axis=2))
 
 
 def test_the_patch_rounds_bf16_to_nearest_even(run: Run) -> None:

@@ -1,0 +1,41 @@
+"""Ops of drafting levels and of mixtures of experts on NVIDIA GPUs: Triton's interpreter against the reference, and what is declined."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mlsdc.compiler.ops_core import Reduce, Softmax
+from mlsdc.compiler.types import Dim, DType, TensorType
+from mlsdc.targets.nvidia import NvidiaTarget
+from mlsdc.targets.protocol import Declined
+from tests.targets.attention_vectors import LIMITS
+from tests.targets.interpret_attention import node_graph
+
+
+def test_every_op_agrees_with_the_reference(root: Path) -> None:
+    pytest.importorskip("triton", reason="triton is not installed (pip install mlsdc[nvidia])")
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "TRITON_DEFAULT_FP_FUSION": "0"}
+    command = [sys.executable, "-m", "tests.targets.interpret_ops"]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "all as the reference interpreter has them" in done.stdout
+
+
+def test_a_softmax_over_positions_is_declined() -> None:
+    scores = TensorType(DType.F32, (Dim("rows", 1, 48), 2, Dim("ctx", 1, 256)))
+    graph = node_graph(LIMITS, Softmax(), x=scores)
+    declined = NvidiaTarget("h100", LIMITS).lower(graph["result"], graph)
+    assert isinstance(declined, Declined)
+    assert "attention is fused" in declined.why
+
+
+def test_a_reduction_over_rows_is_declined() -> None:
+    graph = node_graph(LIMITS, Reduce("sum", 0), x=(64,))
+    declined = NvidiaTarget("h100", LIMITS).lower(graph["result"], graph)
+    assert isinstance(declined, Declined)
+    assert "over axis 0" in declined.why
