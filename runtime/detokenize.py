@@ -42,7 +42,8 @@ class Vocabulary:
         self.whole: dict[int, str | None] = {}  # text of a byte-level token that is UTF-8 by itself, None for those that are not
         self._make: Callable[[frozenset[int]], Detokenizer]
         steps = [step["type"] for step in decoder.get("decoders", [decoder]) if step]
-        if steps == ["ByteLevel"]:
+        self._byte_level = steps == ["ByteLevel"]
+        if self._byte_level:
             self._make = lambda skipped: ByteLevelStream(self, skipped)
         elif steps in (["Replace", "ByteFallback", "Fuse"], ["Replace", "ByteFallback", "Fuse", "Strip"]):
             self.replace = _replacement(decoder["decoders"][0])
@@ -56,6 +57,12 @@ class Vocabulary:
 
     def stream(self, *, skip_special_tokens: bool = True) -> Detokenizer:
         return self._make(self.special if skip_special_tokens else frozenset())
+
+    def fill(self) -> None:
+        """Work out now how every token reads: a tenth of a second, instead of 20 us in the first step that brings each of them."""
+        if self._byte_level:
+            for token in range(self.tokenizer.get_vocab_size(with_added_tokens=True)):
+                self.bytes_of(token)
 
     def bytes_of(self, token: int) -> bytes:
         """The bytes of a byte-level token; ids beyond the vocabulary read as nothing."""

@@ -141,6 +141,10 @@ class KvPool(Pages):
                 self.wide.copy_tail(parent, table, num_tokens)
         return table
 
+    def is_settled(self, table: PageTable, room: int) -> bool:
+        """Whether `append` to `room` positions would do nothing."""
+        return self.window is None and self._has_room(table, room)
+
     def can_append(self, table: PageTable, room: int, written: int) -> bool:
         """Whether `append` with the same arguments would succeed."""
         if self._has_room(table, room):

@@ -122,6 +122,10 @@ class Scheduler:
         while index < len(self.running):
             request = self.running[index]
             if request.decoding:
+                if self.pool.is_settled(request.table, len(request.tokens)):  # most steps of most sequences
+                    items.append(StepItem(request, 1, decodes=True))
+                    index += 1
+                    continue
                 while not self.pool.can_append(request.table, len(request.tokens), request.num_computed):
                     if not self._reclaim(self.waiting) and not self._reclaim(self.running) and self._preempt_last() is request:
                         return items
@@ -137,6 +141,8 @@ class Scheduler:
         total = 0
         for i, item in enumerate(items):
             request = item.request
+            if not request.wish:
+                continue
             # a draft deeper than what may still be committed is wasted: the choice after it is one token more
             budget = min(request.wish, (spare - total) // (len(items) - i), request.max_length - len(request.tokens) - 1)
             if budget > 0 and self.pool.can_append(request.table, len(request.tokens) + budget, request.num_computed):

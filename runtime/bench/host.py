@@ -108,6 +108,8 @@ def main() -> int:
     args = parser.parse_args()
     try:
         with Engine.load(args.artifact, threads=args.threads) as engine:
+            if engine.tokenizer is not None:
+                engine.tokenizer.vocabulary.fill()  # as the server does
             most = engine.scheduler.max_running
             batches = [batch for batch in (1, 2, 4, 8, 16) if batch <= most]
             table = decode_table(engine, batches, args.rounds)

@@ -80,17 +80,19 @@ def run_load(engine: Engine, prompts: Sequence[list[int]], solo: Sequence[list[i
     rng = random.Random(seed)
     listener: deque[Request] = deque()
     live: dict[Request, int] = {}
-    done: list[Statistics] = []
+    drafts: list[tuple[int, int]] = []  # of each request that ended: drafted, accepted; what the report needs is kept, and no more
+    total = Statistics()
     wrong = aborted = submitted = steps = 0
     ended: Counter[str] = Counter()
-    owned: list[float] = []
+    owned = [0, 0.0, 0.0]  # steps in which a request waited, the sum of what was owned then, and the most
     rss_quarter = 0.0
     pool = engine.pool
     forward = engine._forward.run
 
     def watched() -> None:
         if engine.scheduler.waiting:
-            owned.append(1 - pool.num_available / pool.num_pages)
+            share = 1 - pool.num_available / pool.num_pages
+            owned[:] = owned[0] + 1, owned[1] + share, max(owned[2], share)
         forward()
 
     engine._forward.run = watched  # type: ignore[method-assign]
@@ -116,29 +118,26 @@ def run_load(engine: Engine, prompts: Sequence[list[int]], solo: Sequence[list[i
                 cut = request.finish_reason == "length" and len(output) != request.params.max_tokens
                 wrong += cut or output != solo[i][: len(output)]
                 ended[request.finish_reason or ""] += 1
-                done.append(request.statistics)
-        if not rss_quarter and len(done) >= num_requests // 4:
+                drafts.append((request.statistics.drafted, request.statistics.accepted))
+                total.merge(request.statistics)
+        if not rss_quarter and len(drafts) >= num_requests // 4:
             rss_quarter = _rss_mib()
     while engine.step():
         pass
     engine._forward.run = forward  # type: ignore[method-assign]
     engine.check_integrity()
-    tenth = max(1, len(done) // 10)
+    tenth = max(1, len(drafts) // 10)
     return LoadReport(
-        requests=len(done), aborted=ended["abort"], wrong=wrong,
-        leaked_pages=pool.num_pages - pool.num_available, steps=steps, tokens=sum(s.tokens for s in done),
-        preemptions=sum(s.preemptions for s in done), cached_tokens=sum(s.cached_tokens for s in done),
-        drafted=sum(s.drafted for s in done), accepted=sum(s.accepted for s in done),
-        acceptance_first=_acceptance(done[:tenth]), acceptance_last=_acceptance(done[-tenth:]),
-        owned_mean=sum(owned) / max(1, len(owned)), owned_max=max(owned, default=0.0), rss_quarter=rss_quarter, rss_end=_rss_mib(),
+        requests=len(drafts), aborted=ended["abort"], wrong=wrong, leaked_pages=pool.num_pages - pool.num_available, steps=steps,
+        tokens=total.tokens, preemptions=total.preemptions, cached_tokens=total.cached_tokens, drafted=total.drafted,
+        accepted=total.accepted, acceptance_first=_acceptance(drafts[:tenth]), acceptance_last=_acceptance(drafts[-tenth:]),
+        owned_mean=owned[1] / max(1, owned[0]), owned_max=owned[2], rss_quarter=rss_quarter, rss_end=_rss_mib(),
         seconds=time.perf_counter() - start)
 
 
-def _acceptance(statistics: Sequence[Statistics]) -> float:
-    total = Statistics()
-    for each in statistics:
-        total.merge(each)
-    return total.acceptance_rate
+def _acceptance(drafts: Sequence[tuple[int, int]]) -> float:
+    drafted, accepted = map(sum, zip(*drafts, strict=True))
+    return accepted / drafted if drafted else 0.0
 
 
 def _rss_mib() -> float:

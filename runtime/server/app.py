@@ -46,9 +46,11 @@ def create_app(engine: AsyncEngine, settings: ServerSettings | None = None) -> S
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         server.watchdog.start()
+        filling = asyncio.create_task(asyncio.to_thread(server.fill_vocabulary))  # while the first request is still on its way
         try:
             yield
         finally:
+            await filling
             await server.close()
 
     def route(path: str, handler: Handler, method: str = "GET") -> Route:

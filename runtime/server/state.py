@@ -82,6 +82,11 @@ class Server:
     def entered(self, request: Request) -> None:
         self._inside.add(request)
 
+    def fill_vocabulary(self) -> None:
+        """Know how every token reads before it comes, if there is a tokenizer."""
+        if self.engine.engine.tokenizer is not None:
+            self.engine.engine.tokenizer.vocabulary.fill()
+
     def encode(self, text: str, name: str, *, add_special_tokens: bool = True, bounded: bool = True) -> list[int]:
         """Token ids of a text. If `bounded`, one that cannot fit is refused before the tokenizer reads it. Raises RequestError."""
         if bounded and len(text) > self.max_model_len * self._longest_token:

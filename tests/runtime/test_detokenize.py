@@ -64,6 +64,16 @@ def test_ids_beyond_the_vocabulary_read_as_nothing() -> None:
     assert BYTE_LEVEL.decode([97, 100_000, 98]) == "ab"
 
 
+@pytest.mark.parametrize("tokenizer", [MERGED, FALLBACK])
+def test_a_vocabulary_that_was_filled_reads_the_same(tokenizer: Tokenizer) -> None:
+    tokens = list(range(tokenizer.tokenizer.get_vocab_size(with_added_tokens=True)))
+    lazy, filled = Vocabulary(tokenizer.tokenizer), Vocabulary(tokenizer.tokenizer)
+    filled.fill()
+    for token in tokens:
+        assert filled.stream().feed((token,)) == lazy.stream().feed((token,))
+    assert filled.stream(skip_special_tokens=False).feed(tokens) == lazy.stream(skip_special_tokens=False).feed(tokens)
+
+
 def test_a_decoder_that_cannot_be_streamed_exactly_is_refused() -> None:
     with pytest.raises(ArtifactError, match="decoder .* is not known"):
         Vocabulary(unknown_decoder())
