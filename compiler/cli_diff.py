@@ -104,11 +104,11 @@ def diff(artifact: Artifact, prompt: str, reference: str = "interpreter", model:
     """Run the prompt (its first tokens, as many as one step takes) on the artifact and on the reference. Raises MlsdcError."""
     from mlsdc.compiler.diff import compare_layers, compare_logits, compare_nodes
     from mlsdc.compiler.fidelity import reference_model
-    from mlsdc.compiler.interpret_state import KvState, StepTree
+    from mlsdc.compiler.interpret_state import StepTree
     from mlsdc.compiler.view.stages import read_graphs
     from mlsdc.runtime.device import open_device
     from mlsdc.runtime.device.cpu import CpuLevel, CpuProgram
-    from mlsdc.targets.cpu_values import run_launches
+    from mlsdc.targets.cpu_values import pages_of, run_launches
 
     level = artifact.manifest.target_level
     source = open_source(artifact, model)
@@ -124,9 +124,8 @@ def diff(artifact: Artifact, prompt: str, reference: str = "interpreter", model:
         out = fill_step(memory, tokens)
         read = weight_reader(artifact, memory, source)
         weights = changed_weights(artifact, memory, graph, read)
-        cache = KvState(memory.geometry, memory.pool.reshape(memory.num_pages, -1).copy())
         inputs = {"tokens": buffers.tokens[: len(tokens)].copy(), "positions": buffers.positions[: len(tokens)].copy(),
-                  "out_rows": np.array(out), "kv": cache, "tree": StepTree.from_buffers(buffers)}
+                  "out_rows": np.array(out), "kv": pages_of(memory), "tree": StepTree.from_buffers(buffers)}
         native = list(run_launches(program, graph))
         found = program.tap("logits")[: len(out)].copy()
     finally:
@@ -172,7 +171,11 @@ def prompt_tokens(artifact: Artifact, prompt: str) -> list[int]:
 def level_pages(artifact: Artifact, num_tokens: int) -> int:
     kv = artifact.manifest.target_level.kv
     assert kv is not None
-    return -(-num_tokens // kv.page_size) + artifact.manifest.limits.scratch_pages(kv.page_size)
+    count = -(-num_tokens // kv.page_size) + artifact.manifest.limits.scratch_pages(kv.page_size)
+    if kv.tail is None or kv.wide is None:
+        return count
+    wide = -(-count * kv.page_bytes // kv.wide.page_bytes) + kv.tail.num_pages  # the ring lies behind them
+    return -(-wide * kv.wide.page_bytes // kv.page_bytes)
 
 
 def fill_step(memory: Any, tokens: list[int]) -> list[int]:
@@ -186,6 +189,9 @@ def fill_step(memory: Any, tokens: list[int]) -> list[int]:
     buffers.seq_ctx[0], buffers.seq_row[0], buffers.seq_rows[0] = 0, 0, count
     pages = min(memory.num_pages, buffers.page_table.shape[1])
     buffers.page_table[0, :pages] = np.arange(pages)
+    if buffers.tail is not None:
+        last = memory.num_pages * memory.page_bytes // memory.wide_bytes
+        buffers.tail_table[0, : buffers.tail.num_pages] = range(last - buffers.tail.num_pages, last)
     buffers.out_rows[: len(out)] = out
     buffers.header[[Header.ROWS, Header.SEQS, Header.OUT, Header.COMMITS]] = count, 1, len(out), 0
     return out

@@ -5,14 +5,15 @@ No torch here: kernel tests use these as the oracle of page bytes and of what ev
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from mlsdc.compiler.errors import IrError
-from mlsdc.runtime.kv_format import KvGeometry
+from mlsdc.runtime.kv_format import KvGeometry, to_bf16
+from mlsdc.runtime.kv_numbers import from_bf16, rotate
 from mlsdc.runtime.step import Header, StepBuffers
 
 Array: TypeAlias = npt.NDArray[Any]
@@ -72,30 +73,43 @@ class StepTree:
         return int(table[seq, at // page_size]), at % page_size
 
 
+def fill_page(geometry: KvGeometry, page: Array, layer: int, recent: Array) -> None:
+    """Write a layer of a page, u8[page_bytes], from its tokens' 16-bit forms, u16[kv_heads, page_size, 2, head_dim]."""
+    kv = geometry.layer_format(layer)
+    for head in range(geometry.num_kv_heads):
+        k_block, v_block = geometry.blocks(page, layer, head)
+        kv.keys.write_group(k_block, from_bf16(recent[head, :, 0]))
+        kv.values.store_group(v_block, from_bf16(recent[head, :, 1]))
+
+
 @dataclass(frozen=True, eq=False)
 class KvState:
     """What a `kv` value is: the bytes of every page, `pool` u8[pages, page_bytes], laid out by `geometry`.
+
+    In a grouped format `recent` u16[pages, layers, kv heads, page_size, 2, head_dim] are the 16-bit forms of all tokens, keys and values:
+    of drafted ones, of those whose page is not full, and of those that a row near them reads so (law L3). Values lie there as they are
+    quantised, rotated where the format's are. (Kernels keep no more of them than somebody may still read.)
 
     `append` gives a new state and leaves the old one as it was, so that SSA holds.
     """
 
     geometry: KvGeometry
     pool: Array
-
-    def _check(self) -> None:
-        """The interpreter has pages only: what a grouped format keeps in 16 bits beside them is the kernels' and their tests' business."""
-        if self.geometry.grouped:
-            raise IrError(f"kv format '{self.geometry.format}': the reference interpreter has formats of one token at a time only; "
-                          "compile with --set target.kv=bf16 to execute passes or compare launches")
+    recent: Array | None = None
 
     @staticmethod
     def empty(geometry: KvGeometry, num_pages: int, poison: int = 0) -> KvState:
         """`num_pages` pages whose bytes are all `poison`."""
-        return KvState(geometry, np.full((num_pages, geometry.page_bytes), poison, np.uint8))
+        pool = np.full((num_pages, geometry.page_bytes), poison, np.uint8)
+        if not geometry.grouped:
+            return KvState(geometry, pool)
+        shape = num_pages, geometry.num_layers, geometry.num_kv_heads, geometry.page_size, 2, geometry.head_dim
+        return KvState(geometry, pool, np.full(shape, poison * 257, np.uint16))
 
     def append(self, layer: int, tree: StepTree, keys: Array, values: Array) -> KvState:
         """Every row's key and value, f32[rows, kv_heads, head_dim], written where the tree says."""
-        self._check()
+        if self.recent is not None:
+            return self._append_recent(layer, tree, keys, values)
         pool = self.pool.copy()
         for row in range(tree.num_rows):
             page, slot = tree.target(row, self.geometry.page_size)
@@ -103,9 +117,21 @@ class KvState:
                 self.geometry.write(pool[page], layer, head, slot, keys[row, head], values[row, head])
         return KvState(self.geometry, pool)
 
+    def _append_recent(self, layer: int, tree: StepTree, keys: Array, values: Array) -> KvState:
+        """The same of a grouped format: rows in 16 bits, and the pages whose last token is among the committed ones."""
+        assert self.recent is not None
+        geometry, pool, recent = self.geometry, self.pool.copy(), self.recent.copy()
+        kv = geometry.layer_format(layer)
+        turned = rotate(values) if kv.values.rotated else values
+        for row in range(tree.num_rows):
+            page, slot = tree.target(row, geometry.page_size)
+            recent[page, layer, :, slot, 0], recent[page, layer, :, slot, 1] = to_bf16(keys[row]), to_bf16(turned[row])
+            if tree.row_slot[row] < 0 and slot == geometry.page_size - 1:
+                fill_page(geometry, pool[page], layer, recent[page, layer])
+        return replace(self, pool=pool, recent=recent)
+
     def read(self, layer: int, tree: StepTree) -> tuple[Array, Array]:
         """Every row's keys and values by position, dequantised: f32[rows, kv_heads, ctx, head_dim]; zeros past the row's position."""
-        self._check()
         shape = (tree.num_rows, self.geometry.num_kv_heads, tree.ctx, self.geometry.head_dim)
         keys, values = np.zeros(shape, np.float32), np.zeros(shape, np.float32)
         pages: dict[tuple[int, int], tuple[Array, Array]] = {}  # (sequence, 0 pages or 1 scratch) -> its tokens
@@ -115,14 +141,37 @@ class KvState:
                 pages[seq, scratch] = self._tokens(layer, (tree.page_table, tree.scratch_table)[scratch][seq])
             return pages[seq, scratch]
 
+        def recent(seq: int, scratch: int) -> tuple[Array, Array]:
+            if (seq, 2 + scratch) not in pages:
+                pages[seq, 2 + scratch] = self._recent(layer, (tree.page_table, tree.scratch_table)[scratch][seq])
+            return pages[seq, 2 + scratch]
+
         for row in range(tree.num_rows):
             seq, committed, slots = int(tree.row_seq[row]), tree.committed(row), tree.slots(row)
             if committed + len(slots) != tree.positions[row] + 1:
                 raise IrError(f"row {row}: reads {committed} + {len(slots)} positions, but its own is {tree.positions[row]}")
-            for out, table, scratch in zip((keys, values), tokens(seq, 0), tokens(seq, 1), strict=True):
-                out[row, :, :committed] = table[:, :committed]
+            plain = tokens if self.recent is None else recent
+            quantised = self._quantised(int(tree.positions[row]), committed)
+            for out, old, table, scratch in zip((keys, values), tokens(seq, 0), plain(seq, 0), plain(seq, 1), strict=True):
+                out[row, :, :quantised] = old[:, :quantised]
+                out[row, :, quantised:committed] = table[:, quantised:committed]
                 out[row, :, committed : committed + len(slots)] = scratch[:, slots]
         return keys, values
+
+    def _quantised(self, position: int, committed: int) -> int:
+        """How many positions a row reads as pages have them: whole groups that end at its own less R, or before (law L3)."""
+        tail = self.geometry.tail
+        return committed if tail is None else max(0, position - tail.recent) // tail.group * tail.group
+
+    def _recent(self, layer: int, table: Array) -> tuple[Array, Array]:
+        """`_tokens` of the 16-bit forms."""
+        assert self.recent is not None
+        geometry, count = self.geometry, len(self.recent)
+        there = ((table >= 0) & (table < count)).astype(np.uint16)
+        known = self.recent[np.clip(table, 0, count - 1), layer] * there[:, None, None, None, None]
+        found = known.transpose(1, 0, 2, 3, 4).reshape(geometry.num_kv_heads, -1, 2, geometry.head_dim)
+        keys, values = from_bf16(found[:, :, 0]), from_bf16(found[:, :, 1])
+        return keys, rotate(values) if geometry.layer_format(layer).values.rotated else values
 
     def _tokens(self, layer: int, table: Array) -> tuple[Array, Array]:
         """All tokens of the pages in `table`, in order: f32[kv_heads, tokens, head_dim] twice. Unused pages (out of range) are zeros."""

@@ -26,7 +26,7 @@ from mlsdc.compiler.interpret_state import Array, KvState, StepTree
 from mlsdc.compiler.ops_nn import Embed
 from mlsdc.compiler.quantise import A8, A16, F8, Q4, Q8
 from mlsdc.compiler.types import DType, KvType, TensorType
-from mlsdc.runtime.kv_format import KvGeometry
+from mlsdc.runtime.kv_format import KvGeometry, from_bf16
 from mlsdc.runtime.tree import Tree, ancestor_words
 
 ROWS = 4  # of a graph without a cache
@@ -194,4 +194,5 @@ def stored(state: KvState) -> Array:
     geometry = state.geometry
     heads = [(layer, head) for layer in range(geometry.num_layers) for head in range(geometry.num_kv_heads)]
     blocks = (geometry.read(page, *at) for page in state.pool for at in heads)
-    return np.stack([np.stack(pair) for pair in blocks])
+    pages = np.stack([np.stack(pair) for pair in blocks])
+    return pages if state.recent is None else np.concatenate([pages.reshape(-1), from_bf16(state.recent).reshape(-1)])

@@ -205,3 +205,39 @@ def test_a_tree_comes_from_the_steps_buffers() -> None:
     assert (tree.ctx, tree.slots(1), tree.slots(2)) == (7, [0, 1], [])
     buffers.positions[:] = 0
     assert tree.ctx == 7
+
+
+@pytest.mark.parametrize("format", ["int4", "int2/int8@1=bf16"])
+def test_a_grouped_format_is_read_by_position(format: str) -> None:
+    """Law L3: a group that ends at p - R or before as its page has it, the rest and drafted rows in 16 bits; in any chunks."""
+    geometry = KvGeometry(format, 16, 2, 1, 32)
+    random = np.random.default_rng(0)
+    tokens, drafts = 70, 3
+    k, v = (random.standard_normal((tokens + drafts, 1, 32), np.float32) for _ in range(2))
+    states = []
+    for chunk in (tokens, 13):
+        state = KvState.empty(geometry, 7, poison=255)
+        for start in range(0, tokens, chunk):
+            end = min(tokens, start + chunk)
+            whole = StepTree.prefill(end, 16)
+            part = replace(whole, positions=whole.positions[start:], row_seq=whole.row_seq[start:], row_slot=whole.row_slot[start:],
+                           ancestors=whole.ancestors[start:])
+            for layer in range(2):
+                state = state.append(layer, part, k[start:end], v[start:end])
+        states.append(state)
+    assert np.array_equal(states[0].pool[:4], states[1].pool[:4])
+    i32 = np.int32
+    tree = StepTree(np.arange(tokens, tokens + drafts, dtype=i32), np.zeros(drafts, i32), np.arange(drafts, dtype=i32),
+                    np.array([1, 3, 7], np.uint64), np.array([tokens], i32), np.arange(5, dtype=i32)[None], np.array([[6]], i32))
+    for layer in range(2):
+        kv = geometry.layer_format(layer)
+        keys, values = states[1].append(layer, tree, k[tokens:], v[tokens:]).read(layer, tree)
+        pages = [geometry.read(page, layer, 0) for page in states[1].pool[:2]]
+        wanted_k, wanted_v = (np.concatenate([page[i] for page in pages]) for i in range(2))
+        assert np.array_equal(keys[2, 0, :32], wanted_k)
+        assert np.array_equal(values[2, 0, :32], wanted_v)
+        assert np.array_equal(keys[2, 0, 32:], rounded(k[32:, 0]))
+        if not kv.values.rotated:
+            assert np.array_equal(values[2, 0, 32:], rounded(v[32:, 0]))
+        assert np.abs(values[2, 0, 32:] - v[32:, 0]).max() < 0.02
+        assert np.abs(values[2, 0, :32] - v[:32, 0]).max() > 0.02 or kv.values.name != "int4"

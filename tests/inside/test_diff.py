@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mlsdc.compiler import cli
+from mlsdc.compiler import cli, compile_model
 from mlsdc.compiler.cli_diff import diff
 from mlsdc.runtime.artifact import Artifact
 from tests.inside.model import Tiny
@@ -68,3 +68,15 @@ def test_a_checkpoint_that_is_gone_is_one_line(tiny: Tiny, tmp_path: Path, capsy
     shutil.copytree(tiny.artifact, tmp_path / "alone.mlsdc")
     assert cli.main(["diff", str(tmp_path / "alone.mlsdc"), "--prompt", "x"]) == 2
     assert "name it with --model PATH" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("kv", ["int4", "{keys: int2, values: int8, skip_layers: [0]}"])
+def test_a_cache_that_quantises_groups_is_compared_too(tiny: Tiny, tmp_path: Path, kv: str) -> None:
+    """Every pass is executed; and of 64 tokens the last rows read a page as quantised and the rest in 16 bits."""
+    changes = f"target.kv={kv}", "target.kv.page_size=16"
+    path = compile_model(tiny.yaml, tmp_path / "grouped.mlsdc", set=changes, verify_each=True)
+    report = diff(Artifact.open(path), PROMPT * 2, model=str(tiny.model))
+    assert report.tokens == 64
+    assert report.first_bad == ""
+    assert max(entry.own for entry in report.entries) < 0.01
+    assert {"layers.0.attn.kv", "layers.1.attn.kv"} <= {entry.name for entry in report.entries}
