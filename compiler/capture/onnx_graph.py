@@ -37,16 +37,20 @@ BY_POSITION = (Linear, RmsNorm, Unary, Scalar, Binary, Cast, Reduce, Reshape)  #
 
 
 class OnnxGraph:
-    """One conversion. A value of the file is an IR name once it is converted; what follows from the length is evaluated (`known`)."""
+    """One conversion. A value of the file is an IR name once it is converted; what follows from the length is evaluated (`known`).
 
-    def __init__(self, file: OnnxFile, max_tokens: int, name: str) -> None:
+    The graph reads `tokens` i32[1, seq]; with `features` not 0 it reads `features` f32[1, seq, features] in their place (heads).
+    """
+
+    def __init__(self, file: OnnxFile, max_tokens: int, name: str, *, features: int = 0) -> None:
         self.file = file
         self.builder = Builder(name)
         self.seq = Dim("seq", 1, max_tokens)
         self.max_tokens = max_tokens
-        self.tokens = token_input(file)
+        self.tokens = feature_input(file) if features else token_input(file)
         self.known = Known(file, self.tokens, lambda value, length: self.shape_at(self.value(value), length))
-        self.env: dict[str, Any] = {self.tokens: self.builder.input("tokens", TensorType(DType.I32, (1, self.seq)))}
+        entry = TensorType(DType.F32, (1, self.seq, features)) if features else TensorType(DType.I32, (1, self.seq))
+        self.env: dict[str, Any] = {self.tokens: self.builder.input("features" if features else "tokens", entry)}
         self.constants: dict[str, NDArray[np.float32]] = {}
         self.turned: dict[str, Turned] = {}
         self.last: set[str] = set()  # values that are of the last position in the file, and of all here
@@ -55,17 +59,20 @@ class OnnxGraph:
 
     def run(self) -> Graph:
         """Raises CaptureError listing the nodes without a rule."""
-        output = logits_output(self.file)
-        live = self._live(output)
-        self._reject_unknown(live)
-        for node in self.file.model.graph.node:
-            if node.output[0] in live and node.output[0] not in self.env and not self.known.known(node.output[0]):
-                self.convert(node)
-        logits = self.value(output)
+        (logits,) = self.values(logits_output(self.file))
         if logits in self.last and len(self.shape(logits)) == 2:
             logits = self._batched(logits)
         graph = self.builder.build(logits=logits)
         return Editor(graph).finish()
+
+    def values(self, *outputs: str) -> tuple[str, ...]:
+        """The IR names of values of the file, after converting all that they need. Raises CaptureError listing the nodes without a rule."""
+        live = self._live(*outputs)
+        self._reject_unknown(live)
+        for node in self.file.model.graph.node:
+            if node.output[0] in live and node.output[0] not in self.env and not self.known.known(node.output[0]):
+                self.convert(node)
+        return tuple(self.value(output) for output in outputs)
 
     def _batched(self, logits: str) -> str:
         """[seq, vocab] -> [1, seq, vocab]; of a linear its input is reshaped, so that logits are made only where they are asked for."""
@@ -74,9 +81,9 @@ class OnnxGraph:
         x, *rest = self.inputs(logits)
         return self.add(Linear(), self.add(Reshape((1, -1, self.shape(x)[-1])), x), *rest)
 
-    def _live(self, output: str) -> set[str]:
+    def _live(self, *outputs: str) -> set[str]:
         live: set[str] = set()
-        pending = [output]
+        pending = [*outputs]
         while pending:
             node = self.known.maker.get(pending.pop())
             if node is not None and node.output[0] not in live:
@@ -129,7 +136,7 @@ class OnnxGraph:
         return self.env[name]
 
     def _from_known(self, name: str) -> Any:
-        if name in self.file.initializers and self.file.initializers[name].dims:
+        if name in self.file.initializers and len(self.file.initializers[name].dims) in (1, 2):
             return self.weight(name)
         if self.known.at(name, LENGTHS[0]).size == 0:
             return EMPTY
@@ -149,10 +156,11 @@ class OnnxGraph:
         return self.env[name]
 
     def _constant(self, name: str) -> str:
+        """A vector with axes of 1 around it, which is how exporters fold a table of frequencies, is a vector that is reshaped."""
         values = self.known.at(name, LENGTHS[0])
-        target = f"constant.{name}"
-        self.constants[target] = np.ascontiguousarray(values, np.float32)
-        return self._once(f"w.{self.clean(target)}", TensorType(DType.F32, values.shape), target)
+        vector = values.ndim > 2 and values.size == max(values.shape)
+        made = self.constant(name, values.reshape(-1) if vector else values)
+        return self.add(Reshape(values.shape), made) if vector else made
 
     def _positions(self, name: str) -> str:
         made = "positions" if "positions" in self.builder.nodes else self.builder.add("positions", Positions(), self.env[self.tokens])
@@ -286,6 +294,13 @@ def token_input(file: OnnxFile) -> str:
     if len(found) != 1:
         raise CaptureError(f"{file.path.name}: inputs are {', '.join(inputs) or 'none'}; expected one of token ids called input_ids")
     return str(found[0])
+
+
+def feature_input(file: OnnxFile) -> str:
+    inputs = [value.name for value in file.model.graph.input if value.name not in file.initializers]
+    if len(inputs) != 1:
+        raise CaptureError(f"{file.path.name}: inputs are {', '.join(inputs) or 'none'}; expected one of hidden states")
+    return str(inputs[0])
 
 
 def logits_output(file: OnnxFile) -> str:
