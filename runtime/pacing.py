@@ -1,7 +1,8 @@
 """How many prompt rows a step may take beside sequences that decode, so that these do not feel a long prompt.
 
 Steps without prompt rows say what a step costs by itself, steps with them what a row adds (more and more of it, as a prompt's context
-grows). The next chunk is what fits into `stretch` such steps. Only times and counts: texts do not depend on it (law L2).
+grows). Drafted nodes make a step longer: one with nodes says only that a plain one is no longer than it. The next chunk is what fits into
+`stretch` plain steps. Only times and counts: texts do not depend on it (law L2).
 """
 
 from __future__ import annotations
@@ -29,16 +30,22 @@ class ChunkPacer:
         fits = int((self.stretch - 1) * self._plain_s / self._row_s) if self._row_s > 0 else most
         return max(TILE, min(most, fits // TILE * TILE))
 
-    def step(self, now: float, prompt_rows: int, *, decoding: bool) -> None:
-        """A step of so many prompt rows begins; the one before it has ended. Steps that nobody decodes in teach nothing."""
+    def step(self, now: float, prompt_rows: int, *, decoding: bool, drafted: bool = False) -> None:
+        """A step of so many prompt rows begins; the one before it, of which `drafted` says whether it had nodes, has ended.
+
+        Steps that nobody decodes in teach nothing.
+        """
         if self._began is not None:
-            self._learn(now - self._began)
+            self._learn(now - self._began, drafted)
         self._began = now if decoding else None
         self._prompt_rows = prompt_rows
 
-    def _learn(self, seconds: float) -> None:
+    def _learn(self, seconds: float, drafted: bool) -> None:
         if self._prompt_rows == 0:
-            self._plain_s = _blend(self._plain_s, seconds)
+            longest = self._plain_s if drafted and self._plain_s is not None else seconds
+            self._plain_s = _blend(self._plain_s, min(seconds, longest))
+        elif drafted:
+            return
         elif self._plain_s is not None:
             self._row_s = _blend(self._row_s, max(0.0, seconds - self._plain_s) / self._prompt_rows)
 

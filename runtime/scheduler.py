@@ -32,6 +32,7 @@ class Scheduler:
         self.running: list[Request] = []
         self.max_running = _max_running(limits)
         self.pacer = ChunkPacer()
+        self._last: list[StepItem] = []  # of the last step, if it is paced
 
     def restrict(self, *, max_num_seqs: int | None = None, max_num_batched_tokens: int | None = None,
                  max_stretch: float | None = None) -> None:
@@ -112,7 +113,9 @@ class Scheduler:
                 rows -= item.rows
                 outs -= item.logit_rows
         if self.pacer.stretch is not None:
-            self.pacer.step(time.perf_counter(), sum(item.rows for item in items[decoding:]), decoding=decoding > 0)
+            drafted = any(item.tree for item in self._last)
+            self.pacer.step(time.perf_counter(), sum(item.rows for item in items[decoding:]), decoding=decoding > 0, drafted=drafted)
+            self._last = items
         return items
 
     def _decode(self) -> list[StepItem]:

@@ -51,6 +51,21 @@ def test_a_hiccup_does_not_move_the_pace_far() -> None:
     assert TILE <= pacer.limit(256) <= 2 * before
 
 
+def test_longer_steps_with_drafts_do_not_make_chunks_longer() -> None:
+    """A plain step takes 5 ms, one with nodes 7, a prompt row 0.5; every fourth step is plain, and prompts come beside some of both."""
+    limits = []
+    for drafts in (False, True):
+        pacer, now = ChunkPacer(3.0), 0.0
+        last = False
+        for i in range(400):
+            rows, nodes = pacer.limit(256) if i % 5 == 0 else 0, drafts and i % 4 > 0
+            pacer.step(now, rows, decoding=True, drafted=last)
+            now += (0.007 if nodes else 0.005) + 0.0005 * rows
+            last = nodes
+        limits.append(pacer.limit(256))
+    assert limits == [16, 16]
+
+
 def test_decoding_goes_on_while_a_long_prompt_comes_in_chunks_and_texts_do_not_change() -> None:
     """B11: each step that computes prompt rows gives every decoding sequence its token."""
     with make_engine(None, max_model_len=400, num_pages=600, max_num_batched_tokens=64) as engine:
