@@ -59,9 +59,15 @@ class ModelConfig(ProgramLevel):
 @dataclass(frozen=True)
 class SelfConfig(ProgramLevel):
     """The target's first `layers` layers, over its own cache. `exit`: a trained exit (`mlsdc train --level heads --kind exit`), relative to
-    the YAML file; without one the target's own last norm and head stand there, which guess badly."""
+    the YAML file; without one the target's own last norm and head stand there, which guess badly. `kv: high`: of the target's int8n cache
+    it reads the high nibbles alone."""
 
     kind: str = option("self", choices=("self",))
     layers: int = option(1, low=1, high=1000)
+    kv: str | None = option(None, choices=("high",))
     exit: str | None = option(None)
     name: str = option("self")
+
+    def params(self) -> dict[str, Any]:
+        """With what it reads of the target's cache."""
+        return {**super().params(), **({} if self.kv is None else {"kv_coarse": True})}

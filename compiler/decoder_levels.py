@@ -19,6 +19,7 @@ from mlsdc.compiler.heads.levels import LevelParts, check_fits
 from mlsdc.compiler.heads.open import open_heads
 from mlsdc.compiler.heads.source import HeadWeights
 from mlsdc.compiler.vocabulary import check_vocabulary
+from mlsdc.runtime.kv_format import KvFormat, parse_format
 from mlsdc.runtime.step import Limits
 
 
@@ -61,6 +62,8 @@ def open_exit(config: Config, path: str, level: SelfConfig, source: ModelSource)
     layers = int(source.config["num_hidden_layers"])
     if level.layers >= layers:
         config.fail(f"{path}.layers", f"{level.layers}, but {source.label} has {layers} layers; a level of its first layers has fewer")
+    if level.kv is not None and not any("int8n" in (kv.keys.name, kv.values.name) for kv in formats(config, level.layers)):
+        config.fail(f"{path}.kv", f"'{level.kv}' reads the high nibbles of an int8n cache, the target's is {config.target.kv.format}")
     if level.exit is None:
         return None
     try:
@@ -71,6 +74,12 @@ def open_exit(config: Config, path: str, level: SelfConfig, source: ModelSource)
     except (HeadError, CaptureError) as error:
         config.fail(f"{path}.exit", str(error))
     return file
+
+
+def formats(config: Config, layers: int) -> list[KvFormat]:
+    """Of the target's cache in its first layers."""
+    kv, others = parse_format(config.target.kv.format)
+    return [others.get(layer, kv) for layer in range(layers)]
 
 
 def self_level(level: SelfConfig, file: HeadFile | None, graph: Graph, weights: WeightSource) -> LevelParts:

@@ -21,7 +21,7 @@ def append_kv(op: ops_kv.AppendKv, inputs: tuple[Any, ...], context: Context) ->
 @evaluates(ops_kv.ReadKv)
 def read_kv(op: ops_kv.ReadKv, inputs: tuple[Any, ...], context: Context) -> Value:
     kv, tree = inputs
-    stored = torch.from_numpy(kv.read(op.layer, tree)[op.which == "values"])
+    stored = torch.from_numpy(kv.read(op.layer, tree, coarse=op.coarse)[op.which == "values"])
     return stored.to(TORCH[ops_kv.stored_as(kv.geometry.format, op.layer)])  # exact: the bytes were of that type
 
 
@@ -76,7 +76,7 @@ def weighted(p: Tensor, v: Tensor) -> Tensor:
 def paged_attention(op: ops_kv.PagedAttention, inputs: tuple[Any, ...], context: Context) -> Value:
     """By definition the unfused ops, one after the other."""
     q, kv, tree = inputs
-    keys, values = (torch.from_numpy(x).to(context.real) for x in kv.read(op.layer, tree))
+    keys, values = (torch.from_numpy(x).to(context.real) for x in kv.read(op.layer, tree, coarse=op.coarse))
     masked = scores(q, keys, op.scale, op.softcap).masked_fill(~seen(tree, op.window, op.sinks)[:, None], -torch.inf)
     attended = weighted(torch.softmax(masked, dim=-1), values)
     return quantised(attended.reshape(attended.shape[0], -1)) if op.quantise else attended

@@ -130,15 +130,18 @@ class KvState:
                 fill_page(geometry, pool[page], layer, recent[page, layer])
         return replace(self, pool=pool, recent=recent)
 
-    def read(self, layer: int, tree: StepTree) -> tuple[Array, Array]:
-        """Every row's keys and values by position, dequantised: f32[rows, kv_heads, ctx, head_dim]; zeros past the row's position."""
+    def read(self, layer: int, tree: StepTree, *, coarse: bool = False) -> tuple[Array, Array]:
+        """Every row's keys and values by position, dequantised: f32[rows, kv_heads, ctx, head_dim]; zeros past the row's position.
+
+        `coarse`: of a nested format the high plane alone.
+        """
         shape = (tree.num_rows, self.geometry.num_kv_heads, tree.ctx, self.geometry.head_dim)
         keys, values = np.zeros(shape, np.float32), np.zeros(shape, np.float32)
         pages: dict[tuple[int, int], tuple[Array, Array]] = {}  # (sequence, 0 pages or 1 scratch) -> its tokens
 
         def tokens(seq: int, scratch: int) -> tuple[Array, Array]:
             if (seq, scratch) not in pages:
-                pages[seq, scratch] = self._tokens(layer, (tree.page_table, tree.scratch_table)[scratch][seq])
+                pages[seq, scratch] = self._tokens(layer, (tree.page_table, tree.scratch_table)[scratch][seq], coarse)
             return pages[seq, scratch]
 
         def recent(seq: int, scratch: int) -> tuple[Array, Array]:
@@ -173,7 +176,7 @@ class KvState:
         keys, values = from_bf16(found[:, :, 0]), from_bf16(found[:, :, 1])
         return keys, rotate(values) if geometry.layer_format(layer).values.rotated else values
 
-    def _tokens(self, layer: int, table: Array) -> tuple[Array, Array]:
+    def _tokens(self, layer: int, table: Array, coarse: bool) -> tuple[Array, Array]:
         """All tokens of the pages in `table`, in order: f32[kv_heads, tokens, head_dim] twice. Unused pages (out of range) are zeros."""
         size = (self.geometry.num_kv_heads, len(table) * self.geometry.page_size, self.geometry.head_dim)
         keys, values = np.zeros(size, np.float32), np.zeros(size, np.float32)
@@ -182,5 +185,5 @@ class KvState:
                 continue
             part = slice(i * self.geometry.page_size, (i + 1) * self.geometry.page_size)
             for head in range(self.geometry.num_kv_heads):
-                keys[head, part], values[head, part] = self.geometry.read(self.pool[page], layer, head)
+                keys[head, part], values[head, part] = self.geometry.read(self.pool[page], layer, head, coarse=coarse)
         return keys, values

@@ -55,13 +55,15 @@ class AppendKv(Op):
 class ReadKv(Op):
     """Every row's keys or values gathered by position, as stored: (kv, tree) -> [rows, kv_heads, ctx, d]. `which` is `keys` or `values`.
 
-    `ctx` is the longest context of the step. Positions a row does not see hold zeros.
+    `ctx` is the longest context of the step. Positions a row does not see hold zeros. `coarse`: of a
+    nested format (int8n) its high plane alone is read.
     """
 
     layer: int
     which: str
     rows: Size
     ctx: Size
+    coarse: bool = False
 
     def infer(self, *inputs: Type) -> Type:
         expect_arity(inputs, 2)
@@ -157,6 +159,7 @@ class PagedAttention(Op):
     softcap: float = 0.0
     quantise: bool = False
     sinks: int = 0
+    coarse: bool = False
 
     def infer(self, *inputs: Type) -> Type:
         expect_arity(inputs, 3)

@@ -60,7 +60,7 @@ def fuse_chain(editor: Editor, node: Node) -> bool:
     match scores.op, keys.op, values.op, mask.op:
         case MatMulQK() as qk, ReadKv() as read, ReadKv() as other, TreeMask() as seen:
             if replace(other, which="keys") == read and (seen.rows, seen.ctx) == (read.rows, read.ctx):
-                fused = PagedAttention(read.layer, qk.scale, seen.window, qk.softcap, sinks=seen.sinks)
+                fused = PagedAttention(read.layer, qk.scale, seen.window, qk.softcap, sinks=seen.sinks, coarse=read.coarse)
                 editor.replace(node.name, fused, scores.inputs[0], *keys.inputs)
                 return True
     return False

@@ -39,7 +39,8 @@ class InsertPagedKv(Pass):
         %a.probs = softmax(%a.masked)
         %a.attend = matmul_pv(%a.probs, %a.values_f32)
 
-    A level's param `kv_window` narrows the mask of every layer to a window with sinks (runtime/kv_window.py).
+    A level's param `kv_window` narrows the mask of every layer to a window with sinks (runtime/kv_window.py); with
+    `kv_coarse` the high plane of a nested format is all it reads.
 
     Declines, level by level: no attention; layers or graphs whose kv heads or head_dim differ (one page shape serves a level);
     a graph that already has a value named `kv` or `tree`. Raises MlsdcError for a geometry that no page can have.
@@ -70,19 +71,21 @@ class InsertPagedKv(Pass):
         if target is not None and target.kv is not None and "kv_of" in level.params:
             geometry = target.kv
             windows.append(window_of(target.params))
-        graphs = {name: self._rewrite(graph, geometry, windows) if name in shapes else graph for name, graph in level.graphs.items()}
+        coarse = bool(level.params.get("kv_coarse"))
+        graphs = {name: self._rewrite(graph, geometry, windows, coarse) if name in shapes else graph
+                  for name, graph in level.graphs.items()}
         return replace(level, graphs=graphs, kv=geometry)
 
-    def _rewrite(self, graph: Graph, geometry: KvGeometry, windows: Sequence[KvWindow | None]) -> Graph:
+    def _rewrite(self, graph: Graph, geometry: KvGeometry, windows: Sequence[KvWindow | None], coarse: bool) -> Graph:
         editor = Editor(graph)
         kv = editor.input("kv", KvType(geometry.format, geometry.page_size, geometry.num_layers, geometry.num_kv_heads, geometry.head_dim))
         editor.input("tree", TreeType())
         for layer, node in enumerate(attentions(graph)):
-            kv = self._expand(editor, node, layer, kv, windows)
+            kv = self._expand(editor, node, layer, kv, windows, coarse)
         editor.outputs.append(("kv", kv))
         return editor.finish()
 
-    def _expand(self, editor: Editor, node: Node, layer: int, kv: str, windows: Sequence[KvWindow | None]) -> str:
+    def _expand(self, editor: Editor, node: Node, layer: int, kv: str, windows: Sequence[KvWindow | None], coarse: bool) -> str:
         """The ops of one layer; returns the cache with the rows' keys and values in it."""
         attention = node.op
         assert isinstance(attention, Attention)
@@ -97,9 +100,9 @@ class InsertPagedKv(Pass):
             return free(editor, beside(node.name, leaf))
 
         kv = editor.add(name("kv"), AppendKv(layer), kv, k, v, "tree", origin=node.origin)
-        keys = editor.add(name("keys"), ReadKv(layer, "keys", rows, ctx), kv, "tree", origin=node.origin)
+        keys = editor.add(name("keys"), ReadKv(layer, "keys", rows, ctx, coarse), kv, "tree", origin=node.origin)
         keys = editor.add(name("keys_f32"), Dequantise(), keys, origin=node.origin)
-        values = editor.add(name("values"), ReadKv(layer, "values", rows, ctx), kv, "tree", origin=node.origin)
+        values = editor.add(name("values"), ReadKv(layer, "values", rows, ctx, coarse), kv, "tree", origin=node.origin)
         values = editor.add(name("values_f32"), Dequantise(), values, origin=node.origin)
         scores = editor.add(name("scores"), MatMulQK(attention.scale, attention.softcap), q, keys, origin=node.origin)
         mask = editor.add(name("mask"), TreeMask(rows, ctx, window, sinks), "tree", origin=node.origin)

@@ -56,6 +56,10 @@ class Block(ABC):
         x = self.load(block, head_dim)
         return rotate(x) if self.rotated else x
 
+    def coarse(self, block: Bytes, head_dim: int) -> F32:
+        """What a level that wants less of it reads, f32[page_size, head_dim]: the same, but of nested formats."""
+        return self.read(block, head_dim)
+
     def bits(self, page_size: int, head_dim: int) -> float:
         """Bits an element, scales included."""
         return 8 * self.block_bytes(page_size, head_dim) / (page_size * head_dim)
@@ -156,6 +160,79 @@ class _Int8(_Bytes):
         return codes.astype(np.float32) - 128
 
 
+def run_channels(head_dim: int, parts: int) -> int:
+    """Channels of a run of packed values: whole vectors of 16; the last run may be shorter."""
+    return -(-head_dim // (16 * parts)) * 16
+
+
+class _Nested(_Int8):
+    """int8 whose bytes lie in two planes, high nibbles and then low ones; a byte of a plane holds those of two runs of a head's channels.
+
+    `coarse` reads the high plane alone, each byte as the middle of its 16.
+    """
+
+    name = "int8n"
+    parts = 2
+
+    @abstractmethod
+    def run(self, head_dim: int) -> int:
+        """Channels of a run: bytes of a token in a plane."""
+
+    def block_bytes(self, page_size: int, head_dim: int) -> int:
+        return page_size * (2 * self.run(head_dim) + 2)
+
+    def store(self, block: Bytes, slot: int, x: F32) -> None:
+        planes, scales = self._planes(block, len(x))
+        run = self.run(len(x))
+        codes = np.zeros(2 * run, np.uint8)
+        scales[slot], units = scaled(x, self.top, self.top)
+        codes[: len(x)] = self.encode(units)
+        first, second = codes[:run], codes[run:]
+        for plane, nibbles in zip(planes, (first >> 4 | second & 0xF0, first & 0xF | second << 4), strict=True):
+            tokens = self.view(plane, run)
+            tokens[divmod(slot, tokens.shape[1])] = nibbles.reshape(tokens.shape[2:])
+
+    def load(self, block: Bytes, head_dim: int) -> F32:
+        return self._read(block, head_dim, coarse=False)
+
+    def coarse(self, block: Bytes, head_dim: int) -> F32:
+        """What a view of the high plane gives: f32[page_size, head_dim]."""
+        return self._read(block, head_dim, coarse=True)
+
+    def _read(self, block: Bytes, head_dim: int, *, coarse: bool) -> F32:
+        planes, scales = self._planes(block, head_dim)
+        run = self.run(head_dim)
+        high, low = (self.view(plane, run).reshape(-1, run) for plane in planes)
+        low = np.full_like(low, 0x88) if coarse else low
+        codes = np.concatenate([high << 4 | low & 0xF, high & 0xF0 | low >> 4], axis=1)
+        return self.decode(codes[:, :head_dim]) * scales.astype(np.float32)[:, None]
+
+    def _planes(self, block: Bytes, head_dim: int) -> tuple[tuple[Bytes, Bytes], npt.NDArray[np.float16]]:
+        """Both planes, and f16[page_size]."""
+        size = len(block) // (2 * self.run(head_dim) + 2) * self.run(head_dim)
+        return (block[:size], block[size : 2 * size]), block[2 * size :].view(np.float16)
+
+
+class NestedKeys(_Nested):
+    """Words `[page_size / 16][head_dim / 8][16 tokens][4]` a plane."""
+
+    def run(self, head_dim: int) -> int:
+        return head_dim // 2
+
+    def view(self, codes: Bytes, head_dim: int) -> Bytes:
+        return key_bytes(codes, head_dim)
+
+
+class NestedValues(_Nested):
+    """Bytes `[page_size / 4][channels of a run][4 tokens]` a plane; runs are made of whole vectors of 16 channels."""
+
+    def run(self, head_dim: int) -> int:
+        return run_channels(head_dim, self.parts)
+
+    def view(self, codes: Bytes, head_dim: int) -> Bytes:
+        return value_bytes(codes, head_dim)
+
+
 class _Fp8(_Bytes):
     name = "fp8"
     top = 448
@@ -193,165 +270,3 @@ class Fp8Values(_Fp8):
 
     def view(self, codes: Bytes, head_dim: int) -> Bytes:
         return codes.reshape(-1, 1, head_dim)
-
-
-def levels(x: F32, most: int) -> tuple[np.float16, np.float16, npt.NDArray[np.uint8]]:
-    """(scale, minimum, codes 0 .. most) of x: x is near scale * code + minimum, the extremes of x are the extremes of the codes."""
-    low = to_f16(x.min() + np.float32(0))  # no negative zero
-    scale = to_f16(np.maximum(x.max() - np.float32(low), np.float32(0)) * np.float32(1 / most))
-    inverse = np.float32(1) / np.float32(scale) if scale > 0 else np.float32(0)
-    return scale, low, np.clip(np.rint((x - np.float32(low)) * inverse), 0, most).astype(np.uint8)
-
-
-class _Parts(Block):
-    """Codes of 4 or 2 bits: a byte holds one code of each of `parts` equal runs of a head's channels, the first run in the lowest bits."""
-
-    bits_: ClassVar[int]
-    rotated = True
-
-    @property
-    def parts(self) -> int:
-        return 8 // self.bits_
-
-    @property
-    def most(self) -> int:
-        """The largest code."""
-        return (1 << self.bits_) - 1
-
-    def pack(self, codes: Bytes) -> Bytes:
-        """u8[.., channels] -> u8[.., channels / parts]."""
-        runs = np.split(codes, self.parts, axis=-1)
-        return np.asarray(np.bitwise_or.reduce([run << (self.bits_ * k) for k, run in enumerate(runs)]), np.uint8)
-
-    def unpack(self, packed: Bytes) -> F32:
-        return np.concatenate([packed >> (self.bits_ * k) & self.most for k in range(self.parts)], axis=-1).astype(np.float32)
-
-
-class _TokenLevels(_Parts):
-    """Rotated; x = scale * code + minimum, a token's own: codes, then f16 scales, then f16 minima."""
-
-    @abstractmethod
-    def run(self, head_dim: int) -> int:
-        """Channels of a run: bytes of a token's codes."""
-
-    @abstractmethod
-    def view(self, codes: Bytes, run: int) -> Bytes:
-        """The codes of a block as u8[page_size / n, n tokens, ..], a token's in order."""
-
-    def block_bytes(self, page_size: int, head_dim: int) -> int:
-        return page_size * (self.run(head_dim) + 4)
-
-    def store(self, block: Bytes, slot: int, x: F32) -> None:
-        run = self.run(len(x))
-        codes, tops = self._split(block, run)
-        every = np.zeros(run * self.parts, np.uint8)
-        tops[0, slot], tops[1, slot], every[: len(x)] = levels(x, self.most)
-        tokens = self.view(codes, run)
-        tokens[divmod(slot, tokens.shape[1])] = self.pack(every).reshape(tokens.shape[2:])
-
-    def load(self, block: Bytes, head_dim: int) -> F32:
-        run = self.run(head_dim)
-        codes, tops = self._split(block, run)
-        scale, low = tops.astype(np.float32)[:, :, None]
-        return np.asarray(self.unpack(self.view(codes, run).reshape(-1, run))[:, :head_dim] * scale + low, np.float32)
-
-    def _split(self, block: Bytes, run: int) -> tuple[Bytes, npt.NDArray[np.float16]]:
-        """Codes, and f16[scale or minimum, page_size]."""
-        size = len(block) // (run + 4) * run
-        return block[:size], block[size:].view(np.float16).reshape(2, -1)
-
-
-class TokenKeys(_TokenLevels):
-    """Words `[page_size / 16][head_dim / 4 parts][16 tokens][4]`."""
-
-    def run(self, head_dim: int) -> int:
-        return head_dim // self.parts
-
-    def view(self, codes: Bytes, run: int) -> Bytes:
-        return key_bytes(codes, run)
-
-
-def run_channels(head_dim: int, parts: int) -> int:
-    """Channels of a run of packed values: whole vectors of 16; the last run may be shorter."""
-    return -(-head_dim // (16 * parts)) * 16
-
-
-class TokenValues(_TokenLevels):
-    """Bytes `[page_size / 4][channels of a run][4 tokens]`; runs are made of whole vectors of 16 channels."""
-
-    def run(self, head_dim: int) -> int:
-        return run_channels(head_dim, self.parts)
-
-    def view(self, codes: Bytes, run: int) -> Bytes:
-        return value_bytes(codes, run)
-
-
-class ChannelKeys(_Parts):
-    """Rotated; x = scale * code + minimum, a channel's own over the page's tokens: written whole (law L3).
-
-    Words `[page_size / 16][head_dim / 4 parts][16 tokens][4]`, scales f16[head_dim], minima f16[head_dim].
-    """
-
-    grouped = True
-
-    def block_bytes(self, page_size: int, head_dim: int) -> int:
-        return page_size * head_dim // self.parts + 4 * head_dim
-
-    def store_group(self, block: Bytes, xs: F32) -> None:
-        page_size, head_dim = xs.shape
-        size = page_size * head_dim // self.parts
-        tops = block[size:].view(np.float16).reshape(2, -1)
-        codes = np.empty(xs.shape, np.uint8)
-        for c in range(head_dim):
-            tops[0, c], tops[1, c], codes[:, c] = levels(xs[:, c], self.most)
-        key_bytes(block[:size], head_dim // self.parts)[:] = self.pack(codes).reshape(-1, LANES, head_dim // self.parts // 4, 4)
-
-    def store(self, block: Bytes, slot: int, x: F32) -> None:
-        raise TypeError(f"{self.name} keys are written a page at a time")
-
-    def load(self, block: Bytes, head_dim: int) -> F32:
-        page_size = (len(block) - 4 * head_dim) * self.parts // head_dim
-        size = page_size * head_dim // self.parts
-        scale, low = block[size:].view(np.float16).reshape(2, -1).astype(np.float32)
-        units = self.unpack(key_bytes(block[:size], head_dim // self.parts).reshape(page_size, -1))
-        return np.asarray(units * scale + low, np.float32)
-
-
-class Int4TokenKeys(TokenKeys):
-    name = "int4-token"
-    bits_ = 4
-
-
-class Int4TokenValues(TokenValues):
-    name = "int4-token"
-    bits_ = 4
-
-
-class Int4Keys(ChannelKeys):
-    name = "int4"
-    bits_ = 4
-
-
-class Int4Values(TokenValues):
-    """The tokens' own levels, but read once the page's keys are: recent tokens are read in 16 bits."""
-
-    name = "int4"
-    bits_ = 4
-    grouped = True
-
-
-class Int2Keys(ChannelKeys):
-    name = "int2"
-    bits_ = 2
-
-
-class Int2Values(TokenValues):
-    name = "int2"
-    bits_ = 2
-    grouped = True
-
-
-KEYS: dict[str, Block] = {
-    block.name: block for block in (Bf16Keys(), Int8Keys(), Fp8Keys(), Int4TokenKeys(), Int4Keys(), Int2Keys())}
-VALUES: dict[str, Block] = {
-    block.name: block for block in (Bf16Values(), Int8Values(), Fp8Values(), Int4TokenValues(), Int4Values(), Int2Values())}

@@ -13,7 +13,20 @@ from functools import cache, cached_property
 from itertools import accumulate
 
 from mlsdc.runtime.errors import MlsdcError
-from mlsdc.runtime.kv_blocks import KEYS, LANES, VALUES, Block, Bytes
+from mlsdc.runtime.kv_blocks import (
+    LANES,
+    Bf16Keys,
+    Bf16Values,
+    Block,
+    Bytes,
+    Fp8Keys,
+    Fp8Values,
+    Int8Keys,
+    Int8Values,
+    NestedKeys,
+    NestedValues,
+)
+from mlsdc.runtime.kv_levels import Int2Keys, Int2Values, Int3Keys, Int3Values, Int4Keys, Int4TokenKeys, Int4TokenValues, Int4Values
 from mlsdc.runtime.kv_numbers import F32, from_bf16, to_bf16
 from mlsdc.runtime.kv_tail import Tail
 
@@ -49,12 +62,17 @@ class KvFormat:
         self.keys.write(k_block, slot, key)
         self.values.write(v_block, slot, value)
 
-    def read(self, k_block: Bytes, v_block: Bytes, head_dim: int) -> tuple[F32, F32]:
-        """The whole block dequantised: keys[page_size, head_dim] and values[page_size, head_dim] in f32."""
+    def read(self, k_block: Bytes, v_block: Bytes, head_dim: int, *, coarse: bool = False) -> tuple[F32, F32]:
+        """The whole block dequantised: keys[page_size, head_dim] and values[page_size, head_dim] in f32; `coarse` as Block.coarse."""
+        if coarse:
+            return self.keys.coarse(k_block, head_dim), self.values.coarse(v_block, head_dim)
         return self.keys.read(k_block, head_dim), self.values.read(v_block, head_dim)
 
 
-FORMATS: dict[str, KvFormat] = {name: KvFormat(KEYS[name], VALUES[name]) for name in KEYS}
+_EVERY = (
+    (Bf16Keys(), Bf16Values()), (Int8Keys(), Int8Values()), (Fp8Keys(), Fp8Values()), (NestedKeys(), NestedValues()),
+    (Int4TokenKeys(), Int4TokenValues()), (Int4Keys(), Int4Values()), (Int3Keys(), Int3Values()), (Int2Keys(), Int2Values()))
+FORMATS: dict[str, KvFormat] = {keys.name: KvFormat(keys, values) for keys, values in _EVERY}
 
 
 def format_named(name: str) -> KvFormat:
@@ -63,7 +81,7 @@ def format_named(name: str) -> KvFormat:
     for part in (keys, values) if slash else (keys,):
         if part not in FORMATS:
             raise MlsdcError(f"kv format: '{part}' is not known; formats are {', '.join(FORMATS)}")
-    return KvFormat(KEYS[keys], VALUES[values or keys])
+    return KvFormat(FORMATS[keys].keys, FORMATS[values or keys].values)
 
 
 @cache
@@ -218,6 +236,6 @@ class KvGeometry:
         for block, vectors, store in zip(self.blocks(page, layer, head), (keys, values), (kv.keys, kv.values), strict=True):
             store.write_group(block, vectors)
 
-    def read(self, page: Bytes, layer: int, head: int) -> tuple[F32, F32]:
+    def read(self, page: Bytes, layer: int, head: int, *, coarse: bool = False) -> tuple[F32, F32]:
         """A page's keys[page_size, head_dim] and values[page_size, head_dim] of a (layer, kv head), in f32."""
-        return self.layer_format(layer).read(*self.blocks(page, layer, head), self.head_dim)
+        return self.layer_format(layer).read(*self.blocks(page, layer, head), self.head_dim, coarse=coarse)

@@ -107,7 +107,7 @@ def lower_attention(target: CpuTarget, node: Node, op: ops_kv.PagedAttention, gr
     assert geometry is not None
     kv = geometry.layer_format(op.layer)
     heads, dim = whole(input_type(graph, node, 0))
-    attend = K.Attend(geometry, target.limits, kv, heads, op.scale, op.window, op.softcap, op.sinks)
+    attend = K.Attend(geometry, target.limits, kv, heads, op.scale, op.window, op.softcap, op.sinks, op.coarse)
     combine = K.AttendCombine(geometry, target.limits, kv, heads, 1.0 if op.softcap else op.scale, op.quantise)
     more_abi: tuple[str, ...] = ()
     more: tuple[CallArg, ...] = ()

@@ -5,16 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import e, log2
 
-from mlsdc.runtime.kv_blocks import ChannelKeys, TokenKeys, TokenValues, run_channels
+from mlsdc.runtime.kv_blocks import NestedKeys, NestedValues, run_channels
 from mlsdc.runtime.kv_format import KvFormat, KvGeometry
+from mlsdc.runtime.kv_levels import ChannelKeys, TokenKeys, TokenValues
 from mlsdc.runtime.kv_numbers import rotation_size
 from mlsdc.runtime.kv_tail import Tail
 from mlsdc.runtime.step import Limits
 from mlsdc.templates.params import TirParams, named, padded
 
 SPAN = 256  # positions of one attention work item: a multiple of the block of 64 (law L2: spans and blocks are by position)
-DOTS = ("int8", "int4-token", "int4", "int2")  # key and value formats that meet integer dots
-FRAGMENTS_OF_KEYS = {"int4-token": "token_levels", "int4": "channel_levels", "int2": "channel_levels"}
+DOTS = ("int8", "int8n", "int4-token", "int4", "int3", "int2")  # key and value formats that meet integer dots
+FRAGMENTS_OF_KEYS = {"int4-token": "token_levels", "int4": "channel_levels", "int3": "channel_levels", "int2": "channel_levels"}
 REGISTERS = {"vnni512": 24}  # accumulators of 16 lanes that stay in registers, by kind of dot; other machines:
 FEW_REGISTERS = 6
 
@@ -87,28 +88,54 @@ class Paged(TirParams):
 
     @property
     def value_code_bytes(self) -> int:
-        if isinstance(self.format.values, TokenValues):
+        if isinstance(self.format.values, TokenValues | NestedValues):
             return self.run_channels
         return self.head_dim * 2 if self.values == "bf16" else self.head_dim
 
     @property
     def key_parts(self) -> int:
-        """Codes in a byte."""
-        return self.format.keys.parts if isinstance(self.format.keys, TokenKeys | ChannelKeys) else 1
+        """Codes in a byte, but for the highest bits of 3."""
+        return self.format.keys.parts if isinstance(self.format.keys, TokenKeys | ChannelKeys | NestedKeys) else 1
 
     @property
     def key_most(self) -> int:
         """The largest code."""
-        return int(2 ** (8 // self.key_parts)) - 1
+        assert isinstance(self.format.keys, TokenKeys | ChannelKeys)
+        return self.format.keys.most
+
+    @property
+    def key_high(self) -> int:
+        """Words of a token's plane of highest bits, 0 where there is none."""
+        assert isinstance(self.format.keys, TokenKeys | ChannelKeys)
+        return self.format.keys.high_run(self.head_dim // self.key_parts) // 4
+
+    @property
+    def key_codes(self) -> int:
+        """Bytes of all codes of a page's K block: where the numbers behind them begin."""
+        return self.page_size * (self.head_dim // self.key_parts + 4 * self.key_high)
 
     @property
     def value_parts(self) -> int:
-        assert isinstance(self.format.values, TokenValues)
+        assert isinstance(self.format.values, TokenValues | NestedValues)
         return self.format.values.parts
 
     @property
     def value_most(self) -> int:
-        return int(2 ** (8 // self.value_parts)) - 1
+        assert isinstance(self.format.values, TokenValues)
+        return self.format.values.most
+
+    @property
+    def value_high(self) -> int:
+        """Channels of a token's plane of highest bits, 0 where there is none."""
+        assert isinstance(self.format.values, TokenValues)
+        return self.format.values.high_run(self.run_channels)
+
+    @property
+    def value_codes(self) -> int:
+        """Bytes of all codes of a page's V block."""
+        if isinstance(self.format.values, NestedValues):
+            return 2 * self.page_size * self.run_channels
+        return self.page_size * (self.run_channels + self.value_high)
 
     @property
     def run_channels(self) -> int:
@@ -204,6 +231,7 @@ class Attend(Paged):
     window: int = named("w", default=0)  # type: ignore[assignment]
     softcap: float = named("cap", default=0.0)  # type: ignore[assignment]
     sinks: int = named("s", default=0)  # type: ignore[assignment]
+    coarse: bool = named("coarse", default=False)  # type: ignore[assignment]  # of nested formats the high plane alone
 
     @property
     def scale2(self) -> float:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from mlsdc.runtime.kv_blocks import Block, ChannelKeys, TokenKeys, TokenValues
+from mlsdc.runtime.kv_blocks import Block
 from mlsdc.runtime.kv_format import KvFormat, KvGeometry, format_named
+from mlsdc.runtime.kv_levels import ChannelKeys, TokenKeys, TokenValues
 from mlsdc.runtime.kv_tail import Tail
 from mlsdc.runtime.step import BLOCK, Limits
 from mlsdc.templates.params_triton import digest, power_of_two

@@ -13,8 +13,9 @@ from mlsdc.runtime.kv_numbers import from_e4m3, rotate, to_e4m3
 from mlsdc.runtime.kv_tail import Tail
 
 PER_TOKEN = [name for name, kv in FORMATS.items() if not kv.grouped]
-GROUPED = {"int4": 1 / 14, "int2": 1 / 2.9}
-STEP = {"bf16": 2**-8, "int8": 1 / 253, "fp8": 2**-4, "int4-token": 1 / 14}  # largest error, relative to the largest |x| of a token
+GROUPED = {"int4": 1 / 14, "int3": 1 / 6.8, "int2": 1 / 2.9}
+# largest error, relative to the largest |x| of a token
+STEP = {"bf16": 2**-8, "int8": 1 / 253, "int8n": 1 / 253, "fp8": 2**-4, "int4-token": 1 / 14}
 
 
 @pytest.mark.parametrize("name", PER_TOKEN)
@@ -97,7 +98,7 @@ def test_int4_and_int2_are_as_small_as_promised() -> None:
 
 def test_bits_of_an_element_are_those_of_the_bytes() -> None:
     bits = {name: kv.bits_per_element(32, 64) for name, kv in FORMATS.items()}
-    assert bits == {"bf16": 16, "int8": 8.25, "fp8": 8.25, "int4-token": 4.5, "int4": 4.75, "int2": 2.75}
+    assert bits == {"bf16": 16, "int8": 8.25, "int8n": 8.25, "fp8": 8.25, "int4-token": 4.5, "int4": 4.75, "int3": 3.75, "int2": 2.75}
 
 
 def test_every_layer_starts_on_a_cache_line_whatever_its_format() -> None:

@@ -90,7 +90,7 @@ def test_a_grouped_format_pays_for_its_tail_and_its_wide_scratch() -> None:
 
 
 @pytest.mark.parametrize(("format", "page_size", "bar"), [
-    ("int8", 32, 0.52), ("int4", 32, 0.33), ("int4", 64, 0.31), ("int2", 32, 0.22), ("int2", 64, 0.22)])
+    ("int8", 32, 0.52), ("int4", 32, 0.33), ("int4", 64, 0.31), ("int3", 32, 0.26), ("int2", 32, 0.22), ("int2", 64, 0.22)])
 def test_bytes_at_4k_tail_included_are_within_the_bars(format: str, page_size: int, bar: float) -> None:
     assert effective_bits(KvGeometry(format, page_size, 30, 3, 64), 4096) / 16 <= bar
 

@@ -70,6 +70,7 @@ class Shape:
     window: int = 0
     softcap: float = 0.0
     sinks: int = 0
+    coarse: bool = False
 
     @property
     def scale(self) -> float:
@@ -194,7 +195,7 @@ def reference(shape: Shape, buffers: StepBuffers, q: Array, pool: Array) -> Arra
 
     def read(page: int, head: int) -> tuple[Array, Array]:
         if (page, head) not in known:
-            known[page, head] = geometry.read(pool[page], shape.layer, head)
+            known[page, head] = geometry.read(pool[page], shape.layer, head, coarse=shape.coarse)
         return known[page, head]
 
     for row in range(rows):

@@ -25,6 +25,8 @@ ROWS = Dim("rows", 1, LIMITS.max_num_batched_tokens)
 SHAPES = {
     "int4": Shape(3, 1, 64, page_size=32, format="int4"),
     "int2": Shape(4, 2, 80, page_size=16, num_layers=1, layer=0, format="int2", window=50),
+    "int3": Shape(3, 1, 64, page_size=32, format="int3"),
+    "int3 of 112": Shape(2, 1, 112, page_size=16, num_layers=1, layer=0, format="int3", window=100),
     "mixed": Shape(2, 1, 96, page_size=64, format="int8/int4@0=bf16", softcap=2.0),
     "sinks": Shape(2, 1, 64, page_size=16, format="int4", window=70, sinks=5),
     "skipped": Shape(2, 1, 96, page_size=64, layer=0, format="int8/int4@0=bf16"),
