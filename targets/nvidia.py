@@ -23,7 +23,7 @@ from mlsdc.runtime.manifest import TargetInfo
 from mlsdc.runtime.program import Tap
 from mlsdc.runtime.step import Limits
 from mlsdc.targets.hardware import GPUS, Gpu
-from mlsdc.targets.nvidia_layout import pack_q4, pack_q8, packed_bytes
+from mlsdc.targets.nvidia_layout import f8_bytes, pack_f8, pack_q4, pack_q8, packed_bytes
 from mlsdc.targets.protocol import Declined, KernelSpec, Lowering, Target
 from mlsdc.targets.values import whole
 
@@ -84,6 +84,8 @@ class NvidiaTarget(Target):
         if tensor.dtype in (DType.Q8, DType.Q4):
             n, k = shape
             return packed_bytes(n, k, 8 if tensor.dtype is DType.Q8 else 4)
+        if tensor.dtype is DType.F8:
+            return f8_bytes(*shape)
         return int(np.prod(shape)) * (4 if tensor.dtype == DType.F32 else 2)
 
     def pack(self, type_: Type, rows: npt.NDArray[Any] | Q8 | Q4 | F8) -> npt.NDArray[np.uint8]:
@@ -92,6 +94,8 @@ class NvidiaTarget(Target):
             return pack_q8(rows)
         if isinstance(rows, Q4):
             return pack_q4(rows)
+        if isinstance(rows, F8):
+            return pack_f8(rows)
         values = np.asarray(rows)
         if tensor.dtype == DType.BF16:
             data = values if values.dtype == np.uint16 else to_bf16(np.ascontiguousarray(values, np.float32))
@@ -109,7 +113,7 @@ class NvidiaTarget(Target):
         return self.limits.max_num_batched_tokens
 
     def _weight(self, type_: Type) -> TensorType:
-        if not isinstance(type_, TensorType) or type_.dtype not in (*PLAIN, DType.BF16, DType.Q8, DType.Q4):
+        if not isinstance(type_, TensorType) or type_.dtype not in (*PLAIN, DType.BF16, DType.Q8, DType.Q4, DType.F8):
             raise CompileError(f"{self.name}: no layout for a weight of type {type_} yet")
         return type_
 

@@ -10,6 +10,8 @@ number), so that unpacking moves nothing between lanes; behind the scales the mi
 a8 activations [max_rows, k]: codes row by row, then scales f32 [max_rows, k / 32]. a16: the codes of the second planes follow in each row,
 their scales in each row of scales.
 
+f8 weight [n, k]: codes row by row, up to a multiple of 16 bytes; then the f32 scales of the rows.
+
 All other weights are row-major as they are.
 """
 
@@ -18,7 +20,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from mlsdc.compiler.quantise import Q4, Q8
+from mlsdc.compiler.quantise import F8, Q4, Q8
 from mlsdc.compiler.types import GROUP
 
 ROWS = 16
@@ -47,6 +49,18 @@ def pack_q4(weight: Q4) -> Bytes:
     joined = (codes[:, :, 0] | codes[:, :, 1] << 4).astype(np.uint8).reshape(n, -1)
     scales, mins = (np.pad(part, ((0, 0), (0, more // GROUP))) for part in (weight.scales, weight.mins))
     return np.concatenate([tiles(joined), factors(scales), factors(mins)])
+
+
+def f8_bytes(n: int, k: int) -> int:
+    return -(-n * k // 16) * 16 + 4 * n
+
+
+def pack_f8(weight: F8) -> Bytes:
+    """Codes u8[n, k] and scales f32[n], packed."""
+    codes = weight.codes.reshape(-1)
+    padded = np.zeros(-(-len(codes) // 16) * 16, np.uint8)
+    padded[: len(codes)] = codes
+    return np.concatenate([padded, np.ascontiguousarray(weight.scales, np.float32).view(np.uint8)])
 
 
 def unpack_q8(data: Bytes, n: int, k: int) -> Q8:

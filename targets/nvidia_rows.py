@@ -20,6 +20,7 @@ from mlsdc.templates import params_triton_rows as P
 HEADER = InputArg("header")
 BITS = {DType.Q8: 8, DType.Q4: 4}
 PLAIN = {DType.F32: "f32", DType.BF16: "bf16"}
+LINEAR = {**PLAIN, DType.F8: "u8"}
 MOST_ELEMENTS = 2**31  # kernels count in i32
 MOST_ROW = 16384  # columns that one program holds at a time
 
@@ -136,12 +137,12 @@ def unfit(weight: TensorType, node: Node) -> str | None:
 @lowers(ops_nn.Linear)
 def lower_linear(target: NvidiaTarget, node: Node, op: ops_nn.Linear, graph: Graph) -> Lowering | Declined:
     x, weight = input_type(graph, node, 0), input_type(graph, node, 1)
-    if weight.dtype not in PLAIN or not is_rows(x) or x.rank != 2:
-        return Declined(f"linear of {x} and {weight}; there are templates for f32[rows, k] and weights of f32 and bf16")
+    if weight.dtype not in LINEAR or not is_rows(x) or x.rank != 2:
+        return Declined(f"linear of {x} and {weight}; there are templates for f32[rows, k] and weights of f32, bf16 and f8")
     n, k = whole(weight)
     if n * k >= MOST_ELEMENTS or counted_rows(node.type)[2] * n >= MOST_ELEMENTS:
         return Declined(f"weight of {n} x {k} for {counted_rows(node.type)[2]} rows: kernels count elements in 31 bits")
-    params = P.Linear(*rows(node), n, k, PLAIN[weight.dtype], len(node.inputs) == 3)
+    params = P.Linear(*rows(node), n, k, LINEAR[weight.dtype], len(node.inputs) == 3)
     abi = ("x_ptr: *f32", f"w_ptr: *{params.dtype}", *(("bias_ptr: *f32",) if params.bias else ()), "header: *i32", "y_ptr: *f32")
     return launch(node, params, abi, (*values(node), HEADER), grid=params.grid, grain=params.block_m)
 

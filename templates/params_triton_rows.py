@@ -159,9 +159,9 @@ class Embed(RowParams):
 
 @dataclass(frozen=True)
 class Linear(RowParams):
-    """`linear`: y f32[rows, n] = x f32[rows, k] @ w[n, k]^T (+ bias) (+ residual), w row-major f32 or bf16.
+    """`linear`: y f32[rows, n] = x f32[rows, k] @ w[n, k]^T (+ bias) (+ residual), w row-major f32, bf16, or u8: e4m3 and a scale a row.
 
-    bf16: x is the sum of two bf16 numbers (16 bits of mantissa) if `terms` is 2, one (8 bits) if it is 1. f32: exact products.
+    bf16 and u8: x is the sum of two bf16 numbers (16 bits of mantissa) if `terms` is 2, one (8 bits) if it is 1. f32: exact products.
     """
 
     template: ClassVar[str] = "linear"
@@ -175,6 +175,11 @@ class Linear(RowParams):
     block_m: int = 16
     block_n: int = 32
     block_k: int = 64
+
+    @property
+    def scales_at(self) -> int:
+        """Where the f32 scales of e4m3 rows begin, in bytes."""
+        return -(-self.n * self.k // 16) * 16
 
     @property
     def key(self) -> str:
