@@ -7,7 +7,8 @@ grows). Drafted nodes make a step longer: one with nodes says only that a plain 
 
 from __future__ import annotations
 
-TILE = 8  # rows that share one reading of the weights: a chunk is never less
+TILE = 8  # rows that share one reading of the weights: a chunk is no less, where that takes no more than TILE_STRETCH plain steps
+TILE_STRETCH = 2.4  # else prompts would crawl at a small stretch; and far into a prompt, rows cost so much that less than a tile must do
 FRESH = 0.3  # weight of the newest step in the averages
 
 
@@ -23,12 +24,17 @@ class ChunkPacer:
 
     def limit(self, most: int) -> int:
         """Prompt rows of the next step, at most `most`."""
-        if self.stretch is None or most <= TILE:
+        if self.stretch is None or most <= 1:
             return most
         if self._plain_s is None or self._row_s is None:
             return min(most, 4 * TILE)  # nothing known yet: small enough to hurt nobody
-        fits = int((self.stretch - 1) * self._plain_s / self._row_s) if self._row_s > 0 else most
-        return max(TILE, min(most, fits // TILE * TILE))
+        if self._row_s <= 0:
+            return most
+        fits = int((self.stretch - 1) * self._plain_s / self._row_s)
+        if fits >= TILE:
+            return min(most, fits // TILE * TILE)
+        fits = int((max(self.stretch, TILE_STRETCH) - 1) * self._plain_s / self._row_s)
+        return max(1, min(most, TILE, fits))
 
     def step(self, now: float, prompt_rows: int, *, decoding: bool, drafted: bool = False) -> None:
         """A step of so many prompt rows begins; the one before it, of which `drafted` says whether it had nodes, has ended.

@@ -20,16 +20,32 @@ def test_steps_with_prompt_rows_take_at_most_the_stretch(row_s: float, growth: f
         now += 0.005
     while done < 4000:
         rows = pacer.limit(256)
-        assert rows % TILE == 0 or rows == 256
+        assert rows % TILE == 0 or rows == 256 or rows < TILE
         pacer.step(now, rows, decoding=True)
         seconds = 0.005 + rows * row_s * (1 + growth * done / 8)
         gaps.append((rows, seconds))
         now += seconds
         done += rows
     late = gaps[8:]
-    assert all(seconds <= 3.3 * 0.005 or rows == TILE for rows, seconds in late)
+    assert all(seconds <= 3.3 * 0.005 or rows == 1 for rows, seconds in late)
     if growth == 0 and row_s < 0.001:
         assert all(seconds > 2 * 0.005 for _, seconds in late), "no shorter than it must be"
+
+
+def test_a_small_stretch_does_not_starve_a_prompt_and_a_long_one_takes_less_than_a_tile_of_rows() -> None:
+    """Steps of 5 ms, stretch 1.5: a tile is sent while it takes at most TILE_STRETCH steps; then fewer rows, as they get dearer."""
+    pacer, now, sent = ChunkPacer(1.5), 0.0, []
+    for done in range(0, 4000, 4):
+        row_s = 0.0004 + done * 6e-7
+        rows = pacer.limit(256)
+        for count in (0, rows):
+            pacer.step(now, count, decoding=True)
+            now += 0.005 + count * row_s
+        sent.append((rows, (0.005 + rows * row_s) / 0.005))
+    assert all(rows == TILE for rows, _ in sent[20:100])
+    assert [rows for rows, _ in sent[20:]] == sorted((rows for rows, _ in sent[20:]), reverse=True)
+    assert 1 <= sent[-1][0] < TILE
+    assert max(steps for _, steps in sent[20:]) < 2.6
 
 
 def test_without_a_stretch_nothing_is_limited() -> None:
