@@ -60,6 +60,9 @@ class Metrics:
         self.preemptions = counter("num_preemptions", "Times a sequence gave its pages back.").labels(model)
         self.success = counter("request_success", "Choices that ended, by reason.", "finished_reason")
         self.refused = counter("request_refused", "Requests that were not taken, by HTTP status.", "status")
+        self.refused.labels(model, "429")  # there from the start: a series that begins with its first event has no rate then
+        for reason in ("stop", "length", "abort", "error"):
+            self.success.labels(model, reason)
         self.steps = counter("spec_decode_num_steps", "Target steps of choices past their prompt.").labels(model)
         self.drafts = counter("spec_decode_num_drafts", "Steps that sent a level's nodes.", "level")
         self.draft_tokens = counter("spec_decode_num_draft_tokens", "Nodes sent to be verified.", "level")
