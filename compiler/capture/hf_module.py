@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import nn
-from torch.overrides import TorchFunctionMode
 
+from mlsdc.compiler.capture.on_meta import EmptyOnMeta
 from mlsdc.compiler.errors import CaptureError
 
 
@@ -37,16 +37,6 @@ def hf_module(config: Mapping[str, Any], attention: str = "sdpa") -> nn.Module:
             part.register_parameter(name, nn.Parameter(parameter.to("meta"), requires_grad=False))
     module.tie_weights()
     return module.eval()  # type: ignore[no-any-return]
-
-
-class EmptyOnMeta(TorchFunctionMode):
-    """What modules allocate to be filled later (torch.empty) takes no memory; what they compute (frequencies, scales) is computed."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = dict(kwargs or {})
-        if func is torch.empty and kwargs.get("device") is None:
-            kwargs["device"] = "meta"
-        return func(*args, **kwargs)
 
 
 def settle_rope(module: nn.Module, max_tokens: int) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import inspect
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import fx, nn
+from torch._subclasses.fake_tensor import FakeTensorDeviceMismatchError
 from torch.export.graph_signature import InputKind
 
 from mlsdc.compiler.capture.aten import DTYPES, RULES, overload
@@ -22,6 +24,7 @@ from mlsdc.compiler.capture.checkpoint import check_unused, check_weights, under
 from mlsdc.compiler.capture.experts import settle_experts
 from mlsdc.compiler.capture.hf_module import divide_frequencies, first_line, hf_module, settle_rope
 from mlsdc.compiler.capture.lengths import LengthValues
+from mlsdc.compiler.capture.on_meta import NumbersOnMeta, buffers_on_meta
 from mlsdc.compiler.capture.onnx_source import capture_onnx
 from mlsdc.compiler.capture.source import Blocks, ModelSource, Turned, WeightSource, WithConstants, flat
 from mlsdc.compiler.errors import CaptureError, IrError
@@ -121,19 +124,28 @@ def export_graph(
         raise CaptureError(f"{type(module).__name__}: forward takes no token ids")
     inputs: dict[str, Any] = {first: tokens} | ({"use_cache": False} if "use_cache" in accepted else {})
     shapes = {key: {1: torch.export.Dim("seq", min=2, max=max_tokens)} if key == first else None for key in inputs}
+    values: dict[str, torch.Tensor] = {}
     try:
-        with torch.no_grad():
-            exported = torch.export.export(module, (), inputs, dynamic_shapes=shapes, strict=False)
+        with torch.no_grad(), NumbersOnMeta():
+            try:
+                exported = torch.export.export(module, (), inputs, dynamic_shapes=shapes, strict=False)
+            except FakeTensorDeviceMismatchError:  # its code expects the frequencies where the weights are
+                with buffers_on_meta(module) as values:
+                    exported = torch.export.export(module, (), inputs, dynamic_shapes=shapes, strict=False)
     except Exception as error:  # torch.export raises whatever the model's own code does
         raise CaptureError(f"torch.export of {type(module).__name__} failed: {first_line(error)}") from error
-    return _Conversion(module, exported, max_tokens).run(name)
+    return _Conversion(module, exported, max_tokens, values).run(name)
 
 
 class _Conversion:
     """One walk over the exported graph; implements aten.Emit."""
 
-    def __init__(self, module: nn.Module, exported: torch.export.ExportedProgram, max_tokens: int) -> None:
+    def __init__(
+        self, module: nn.Module, exported: torch.export.ExportedProgram, max_tokens: int, values: Mapping[str, torch.Tensor]
+    ) -> None:
+        """`values` are those of buffers that were exported without."""
         self.exported = exported
+        self.values = values
         self.seq = Dim("seq", 1, max_tokens)
         self.constants: dict[str, NDArray[np.float32]] = {}
         self.turned: dict[str, Turned] = {}
@@ -160,7 +172,7 @@ class _Conversion:
             if spec.kind is InputKind.PARAMETER:
                 self.parameters[node] = canonical.get(target, target)
                 continue
-            value = self.exported.constants.get(target, self.exported.state_dict.get(target))
+            value = self.values.get(target, self.exported.constants.get(target, self.exported.state_dict.get(target)))
             if isinstance(value, torch.Tensor) and not value.is_meta:
                 leaves[node] = value.detach().cpu()
                 self._leaf_names[node] = target

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from torch import nn
 
 from mlsdc.compiler.capture import load_source
@@ -75,8 +76,9 @@ def test_a_sliding_window_is_recognised_by_its_values() -> None:
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 def test_golden(attention: str) -> None:
-    """What the raising passes' own tests start from is what a capture gives today."""
-    check_golden(f"captured-{attention}", captured_hf("one-layer", attention)[1].graph)
+    """What the raising passes' own tests start from is what a capture gives today; an older transformers writes frequencies otherwise."""
+    older = "-5.6.2" if transformers.__version__ == "5.6.2" else ""
+    check_golden(f"captured-{attention}{older}", captured_hf("one-layer", attention)[1].graph)
 
 
 def test_the_graph_survives_as_text() -> None:

@@ -7,6 +7,7 @@ import json
 import tempfile
 from pathlib import Path
 
+import pytest
 import torch
 import transformers
 from tokenizers import Tokenizer, decoders, pre_tokenizers
@@ -25,6 +26,8 @@ from tests.models import openelm  # noqa: F401  (registers it with transformers)
 
 LIMITS = Limits(max_model_len=96, max_num_seqs=4, max_num_batched_tokens=96, max_logit_rows=96, max_tree_nodes=7)
 PAGE = 16
+# what a transformers itself cannot run: there is nothing to compare with
+OWN_FAULTS = {("DBRX", "5.6.2"): "its router and experts take ffn_hidden_size numbers instead of d_model, and matrices are not turned"}
 BY_NAME = {family.name: family for family in FAMILIES}
 
 
@@ -37,6 +40,8 @@ def proven_by(proof: str) -> list[str]:
 def hf_model(name: str) -> nn.Module:
     """Random, f32, on the CPU. Every layer matters: projections keep the scale of their input, norms are not all ones."""
     torch.set_num_threads(1)
+    if fault := OWN_FAULTS.get((name, transformers.__version__)):
+        pytest.skip(f"transformers {transformers.__version__} cannot run {name}: {fault}")
     transformers.utils.logging.set_verbosity_error()
     config = transformers.AutoConfig.for_model(**json.loads(json.dumps(BY_NAME[name].tiny)))
     eager = bool(getattr(config, "attn_logit_softcapping", None))
