@@ -156,12 +156,14 @@ def main() -> int:
     parser.add_argument("artifact")
     parser.add_argument("--requests", type=int, default=2000)
     parser.add_argument("--pages", type=int, default=20, help="of the pool; small, so that it is full and requests are preempted")
+    parser.add_argument("--max-num-seqs", type=int, help="at once; among few, drafts pay and more of them are sent")
     parser.add_argument("--max-tokens", type=int, default=24)
     parser.add_argument("--temperature", type=float, default=0.8, help="of every other prompt")
     parser.add_argument("--threads", type=int)
     args = parser.parse_args()
     try:
         with Engine.load(args.artifact, threads=args.threads, num_pages=args.pages) as engine:
+            engine.scheduler.restrict(max_num_seqs=args.max_num_seqs)
             asked = prompts(engine)
             solo = solo_runs(engine, asked, args.max_tokens, args.temperature)
             report = run_load(engine, asked, solo, args.requests, temperature=args.temperature)
