@@ -110,7 +110,10 @@ def diff(artifact: Artifact, prompt: str, reference: str = "interpreter", model:
     from mlsdc.runtime.device.cpu import CpuLevel, CpuProgram
     from mlsdc.targets.cpu_values import pages_of, run_launches
 
-    level = artifact.manifest.target_level
+    level, ranks = artifact.manifest.target_level, artifact.manifest.world_size
+    if ranks > 1:
+        raise MlsdcError(f"{artifact.root.name}: is split over {ranks} ranks, which meet between launches; diff runs them one by one: "
+                         "compile without tensor_parallel to compare")
     source = open_source(artifact, model)
     graph = read_graphs(artifact.path(f"graph/{level.name}.ir").read_text(encoding="utf-8"), f"graph/{level.name}.ir")["forward"]
     tokens = prompt_tokens(artifact, prompt)

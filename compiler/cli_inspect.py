@@ -56,6 +56,8 @@ def summary(artifact: Artifact) -> Iterator[str]:
     for what, names in json.loads(artifact.path("explain.json").read_text(encoding="utf-8")).get("weights", {}).items():
         yield f"  packed   {len(names)} x {what}" + (f" ({', '.join(names[:3])})" if len(names) <= 3 else "")
     yield f"limits     {', '.join(f'{name} {value}' for name, value in vars(limits).items())}"
+    if manifest.world_size > 1:
+        yield f"ranks      {manifest.world_size} processes, each with its share of heads and MLP columns; sizes below are of one"
     yield f"plan       {plan.draft_tokens} drafted a step, at most {plan.max_draft_tokens}; off is always possible"
     for level in manifest.levels:
         yield from _level(artifact, level)

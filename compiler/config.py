@@ -24,7 +24,8 @@ from mlsdc.runtime.errors import MlsdcError
 from mlsdc.runtime.step import SCRATCH_SLOTS, Limits
 
 LEVEL_KINDS = ("ngram", "medusa", "eagle", "model", "self")
-_SECTIONS = ("target", "cascade", "memory", "limits", "hardware", "passes", "quality_gate")
+MAX_RANKS = 64
+_SECTIONS = ("target", "cascade", "memory", "limits", "hardware", "passes", "quality_gate", "tensor_parallel")
 
 
 @dataclass(frozen=True)
@@ -136,7 +137,9 @@ class GateConfig:
 
 @dataclass(frozen=True)
 class Config:
-    """A whole model.yaml. `where` is the file for error messages, `folder` what relative paths are relative to."""
+    """A whole model.yaml. `tensor_parallel` processes share the model's heads and MLP columns.
+
+    `where` is the file for error messages, `folder` what relative paths are relative to."""
 
     target: TargetConfig
     cascade: tuple[LevelConfig | MergeConfig, ...] = ()
@@ -145,6 +148,7 @@ class Config:
     hardware: str = "cpu-native"
     passes: PassesConfig = PassesConfig()
     quality_gate: GateConfig | None = None
+    tensor_parallel: int = 1
     where: Where = field(default=Where("config"), compare=False)
     folder: Path = field(default=Path("."), compare=False)
 
@@ -214,9 +218,16 @@ def parse_config(raw: Any, file: str = "config", folder: Path = Path("."), overr
         hardware=hardware,
         passes=read(PassesConfig, sections.get("passes"), where.key("passes")),
         quality_gate=_gate(sections.get("quality_gate"), where.key("quality_gate")),
+        tensor_parallel=_ranks(sections.get("tensor_parallel", 1), where.key("tensor_parallel")),
         where=where,
         folder=folder,
     )
+
+
+def _ranks(raw: Any, where: Where) -> int:
+    if not isinstance(raw, int) or isinstance(raw, bool) or not 1 <= raw <= MAX_RANKS:
+        where.fail(f"expected a number of processes from 1 to {MAX_RANKS}, found {show(raw)}")
+    return raw
 
 
 def _gate(raw: Any, where: Where) -> GateConfig | None:

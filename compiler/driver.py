@@ -35,6 +35,8 @@ from mlsdc.compiler.weight_origin import origins
 from mlsdc.compiler.weights import read_weight
 from mlsdc.passes import PassOptions, default_pipeline
 from mlsdc.passes.emit_program import emit_lowering, emit_program, merge_specs
+from mlsdc.passes.shard import Shard, is_split, of_rank
+from mlsdc.runtime.artifact import rank_file
 from mlsdc.runtime.device.binding import input_widths
 from mlsdc.runtime.errors import CapacityError
 from mlsdc.runtime.kv_window import window_of
@@ -70,6 +72,7 @@ def compile_model(config: Config | Mapping[str, Any] | Path | str, output: Path 
     heads = open_level_files(config, source)
     exits = {level.name: open_exit(config, path, level, source) for path, level in config.drafters() if isinstance(level, SelfConfig)}
     targets = choose_targets(config, limits)
+    check_ranks(config, targets, verify_each)
     options = pass_options(config, limits, source.vocab_size)
     default_pipeline(options)  # a pass that does not exist is found out before minutes of work
 
@@ -109,6 +112,10 @@ def compile_model(config: Config | Mapping[str, Any] | Path | str, output: Path 
         sources = {name: part.weights or captured.weights for name, part in parts.items()}
         weights = {level.name: pack_weights(folder, level, targets[0], sources.get(level.name, captured.weights), progress)
                    for level in filled}
+        others = {rank_file(weights_path(level.name), rank): pack_weights(
+                      folder, of_rank(level, rank), targets[0], sources.get(level.name, captured.weights), progress, rank)
+                  for level in filled if is_split(level) for rank in range(1, config.tensor_parallel)}
+        every = {weights_path(name): file for name, file in weights.items()} | others
         for level in module.levels:
             if level.graphs:
                 write_text(folder, f"graph/{level.name}.ir", "\n".join(print_graph(graph) for graph in level.graphs.values()))
@@ -131,10 +138,11 @@ def compile_model(config: Config | Mapping[str, Any] | Path | str, output: Path 
                 for level in module.levels),
             targets=built,
             plan=module.plan or Plan(0, 0),
-            files=hash_files(folder, leave_out=frozenset(weights_path(name) for name in weights)),
-            weights={weights_path(name): (file.num_bytes, file.sha256) for name, file in weights.items()},
-            weight_headers={weights_path(name): file.header_sha256 for name, file in weights.items()},
+            files=hash_files(folder, leave_out=frozenset(every)),
+            weights={path: (file.num_bytes, file.sha256) for path, file in every.items()},
+            weight_headers={path: file.header_sha256 for path, file in every.items()},
             tools={name: version(name) for name in TOOLS},
+            world_size=config.tensor_parallel,
         )
         write_text(folder, "manifest.json", manifest.to_json())
         check_quality(config, folder, compile_model, progress)
@@ -182,6 +190,7 @@ def pass_options(config: Config, limits: Limits, vocab_size: int) -> PassOptions
         weights=config.target.weights,
         kv_format=config.target.kv.format,
         kv_page_size=config.target.kv.page_size,
+        tensor_parallel=config.tensor_parallel,
         disable=config.passes.disable,
     )
 
@@ -298,8 +307,8 @@ def write_programs(folder: Path, target: str, programs: Mapping[str, Mapping[str
     }
 
 
-def pack_weights(folder: Path, level: LevelModule, target: Target, source: WeightSource, progress: Progress) -> WeightFile:
-    """Stream the level's weights, in the order its programs use them, one tensor in memory at a time."""
+def pack_weights(folder: Path, level: LevelModule, target: Target, source: WeightSource, progress: Progress, rank: int = 0) -> WeightFile:
+    """Stream the level's weights, those of a rank, in the order its programs use them, one tensor in memory at a time."""
     nodes = {node.name: node for node in weight_nodes(level)}
     done = iter(range(1, len(nodes) + 1))
 
@@ -307,7 +316,21 @@ def pack_weights(folder: Path, level: LevelModule, target: Target, source: Weigh
         progress.step(next(done), len(nodes), name)
         return target.pack(nodes[name].type, read_weight(nodes[name], source))
 
-    return write_weights(folder / weights_path(level.name), [(name, target.packed_bytes(node.type)) for name, node in nodes.items()], pack)
+    path = folder / rank_file(weights_path(level.name), rank)
+    return write_weights(path, [(name, target.packed_bytes(node.type)) for name, node in nodes.items()], pack)
+
+
+def check_ranks(config: Config, targets: Sequence[Target], verify_each: bool) -> None:
+    """Raises ConfigError for a split that cannot be run, or checked."""
+    if config.tensor_parallel == 1:
+        return
+    for target in targets:
+        if target.device != "cpu":
+            config.fail("tensor_parallel", f"target {target.name} has no all-reduce yet; CPU targets have")
+    if Shard.name in config.passes.disable:
+        config.fail("passes.disable", f"'{Shard.name}' is what tensor_parallel asks for; leave out one of the two")
+    if verify_each:
+        config.fail("tensor_parallel", "--verify-each executes one rank alone, which is not the model; compile without one of the two")
 
 
 def weight_nodes(level: LevelModule) -> tuple[Node, ...]:

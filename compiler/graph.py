@@ -24,9 +24,13 @@ class Input(Op):
 @op("weight")
 @dataclass(frozen=True)
 class Weight(Op):
-    """A tensor of the level's weight file. `sources` are the names in the checkpoint; several are stacked along axis 0."""
+    """A tensor of the level's weight file. `sources` are the names in the checkpoint; several are stacked along axis 0.
+
+    `shard` (axis, rank, ranks): of each source, that part of `ranks` equal ones along the axis.
+    """
 
     sources: tuple[str, ...]
+    shard: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -119,8 +123,8 @@ class Builder:
     def input(self, name: str, type_: Type) -> str:
         return self._put(Node(name, Input(), (), type_))
 
-    def weight(self, name: str, type_: Type, *sources: str) -> str:
-        return self._put(Node(name, Weight(sources or (name,)), (), type_))
+    def weight(self, name: str, type_: Type, *sources: str, shard: tuple[int, ...] = ()) -> str:
+        return self._put(Node(name, Weight(sources or (name,), shard), (), type_))
 
     def add(self, name: str, op_: Op, *inputs: str, origin: str = "") -> str:
         """Append `op_(inputs)` under `name`, with its inferred type; returns the name."""
@@ -184,10 +188,10 @@ class Editor:
             raise IrError(f"%{name} is defined twice")
         return self._put(Node(name, Input(), (), type_))
 
-    def weight(self, name: str, type_: Type, *sources: str) -> str:
+    def weight(self, name: str, type_: Type, *sources: str, shard: tuple[int, ...] = ()) -> str:
         if name in self.nodes:
             raise IrError(f"%{name} is defined twice")
-        return self._put(Node(name, Weight(sources or (name,)), (), type_))
+        return self._put(Node(name, Weight(sources or (name,), shard), (), type_))
 
     def replace(self, name: str, op_: Op, *inputs: str) -> str:
         """Make value `name` by another op; the name, the origin and all users stay."""

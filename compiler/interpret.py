@@ -20,6 +20,7 @@ from mlsdc.compiler import (  # noqa: F401  (they register their ops)
     interpret_kv,
     interpret_moe,
     interpret_quant,
+    interpret_shard,
 )
 from mlsdc.compiler.errors import IrError
 from mlsdc.compiler.graph import Graph, Input, Node, Weight

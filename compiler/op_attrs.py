@@ -16,6 +16,7 @@ from mlsdc.compiler import (  # noqa: F401  (importing them registers their ops)
     ops_moe,
     ops_nn,
     ops_quant,
+    ops_shard,
 )
 from mlsdc.compiler.errors import IrError
 from mlsdc.compiler.ops import OPS, Op

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import fields
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +29,7 @@ from mlsdc.compiler.quantise import (
 from mlsdc.compiler.types import GROUP, DType, TensorType
 
 Array = npt.NDArray[Any]
+Packed = TypeVar("Packed", Q8, Q4, F8)
 ROWS = 4096  # quantised at a time, so that the temporaries stay small beside the tensor
 CANDIDATES = 8  # scales tried for each group of a 4-bit source
 INT4 = ("int4", "int4 with zero points")
@@ -45,20 +47,49 @@ def read_weight(node: Node, weights: WeightSource) -> Array | Q8 | Q4 | F8:
     """
     if not isinstance(node.op, Weight) or not isinstance(node.type, TensorType):
         raise CompileError(f"%{node.name} is not a weight")
+    op = node.op
     if node.type.dtype in (DType.F32, DType.BF16):
-        parts = [weights.read(name) for name in node.op.sources]
+        parts = [share(weights.read(name), op.shard) for name in op.sources]
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
     if node.type.dtype is DType.Q8:
-        packed = [part for name in node.op.sources for part in _read_q8(name, weights)]
+        packed = [part for name in op.sources for part in shares(_read_q8(name, weights), op.shard)]
         return Q8(np.concatenate([part.codes for part in packed]), _factors(node, [part.scales for part in packed]))
     if node.type.dtype is DType.Q4:
-        small = [part for name in node.op.sources for part in _read_q4(name, weights)]
+        small = [part for name in op.sources for part in shares(_read_q4(name, weights), op.shard)]
         codes = np.concatenate([part.codes for part in small])
         return Q4(codes, _factors(node, [part.scales for part in small]), _factors(node, [part.mins for part in small]))
     if node.type.dtype is DType.F8:
-        wide = [part for name in node.op.sources for part in _read_f8(name, weights)]
+        wide = [part for name in op.sources for part in shares(_read_f8(name, weights), op.shard)]
         return F8(np.concatenate([part.codes for part in wide]), np.concatenate([part.scales for part in wide]))
     raise CompileError(f"%{node.name}: weights of type {node.type.dtype} cannot be packed; f32, bf16, q8, q4 and f8 can")
+
+
+def shares(parts: list[Packed], shard: tuple[int, ...]) -> list[Packed]:
+    """A source's parts, one below the other, cut to the rank's share."""
+    if not shard:
+        return parts
+    whole = type(parts[0])(*(np.concatenate([getattr(part, field.name) for part in parts]) for field in fields(parts[0])))
+    axis, rank, ranks = shard
+    if axis == 0:
+        return [whole[part_of(len(whole.codes), rank, ranks)]]
+    columns = part_of(whole.codes.shape[1], rank, ranks)
+    groups = slice(columns.start // GROUP, columns.stop // GROUP)  # passes/shard.py splits at groups only
+    by_row = isinstance(whole, F8)
+    factors = [getattr(whole, field.name) for field in fields(whole)[1:]]
+    return [type(whole)(whole.codes[:, columns], *(factor if by_row else factor[:, groups] for factor in factors))]
+
+
+def share(values: Array, shard: tuple[int, ...]) -> Array:
+    """The rank's share of plain numbers."""
+    if not shard:
+        return values
+    axis, rank, ranks = shard
+    part = part_of(values.shape[axis], rank, ranks)
+    return np.ascontiguousarray(values[part] if axis == 0 else values[:, part])
+
+
+def part_of(size: int, rank: int, ranks: int) -> slice:
+    return slice(size // ranks * rank, size // ranks * (rank + 1))
 
 
 def _read_q8(name: str, weights: WeightSource) -> list[Q8]:

@@ -30,6 +30,7 @@ from mlsdc.passes.raise_names import RaiseNames
 from mlsdc.passes.raise_norm import RaiseNorm
 from mlsdc.passes.raise_rope import RaiseRope
 from mlsdc.passes.rowify import Rowify
+from mlsdc.passes.shard import Shard
 from mlsdc.passes.share_tree_mask import ShareTreeMask
 from mlsdc.passes.tap_hidden import TapHidden
 from mlsdc.runtime.step import Limits
@@ -52,6 +53,7 @@ class PassOptions:
     kv_page_size: int = 32
     calibration: Calibration | None = None
     kv_norms: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    tensor_parallel: int = 1
     disable: tuple[str, ...] = ()
 
 
@@ -75,6 +77,7 @@ def default_pipeline(options: PassOptions) -> tuple[Pass, ...]:
         # cache and weights
         EvenHeads(),
         CheckKvOutliers(options.kv_format, options.kv_page_size, options.calibration, options.kv_norms),
+        Shard(options.tensor_parallel),
         InsertPagedKv(limits.max_model_len, options.kv_format, options.kv_page_size),
         ShareTreeMask(),
         QuantiseWeights(options.weights),

@@ -26,7 +26,7 @@ def same_but_rows(editor: Editor, names: Sequence[str]) -> bool:
         node = editor[name]
         if not isinstance(node.op, Weight) or not isinstance(node.type, TensorType) or editor.only_user(name) is None:
             return False
-        kinds.add((node.type.dtype, node.type.shape[1:]))
+        kinds.add((node.type.dtype, node.type.shape[1:], node.op.shard))
     return len(kinds) == 1
 
 
@@ -37,7 +37,8 @@ def stacked(editor: Editor, linears: Sequence[Node], leaf: str) -> tuple[str, ..
         parts = [editor[linear.inputs[index]] for linear in linears]
         types = [part.type for part in parts if isinstance(part.type, TensorType)]
         sources = [source for part in parts if isinstance(part.op, Weight) for source in part.op.sources]
+        shard = parts[0].op.shard if isinstance(parts[0].op, Weight) else ()
         rows = sum(size for type_ in types if isinstance(size := type_.shape[0], int))
         name = free(editor, wanted if index == 1 else f"{wanted}.bias")
-        names.append(editor.weight(name, types[0].with_shape(rows, *types[0].shape[1:]), *sources))
+        names.append(editor.weight(name, types[0].with_shape(rows, *types[0].shape[1:]), *sources, shard=shard))
     return tuple(names)

@@ -21,6 +21,12 @@ from mlsdc.runtime.safetensors import SafetensorsFile, header_sha256
 MANIFEST = "manifest.json"
 
 
+def rank_file(name: str, rank: int) -> str:
+    """`weights/target.safetensors` -> `weights/target.rank1.safetensors`: the file of another rank than the first."""
+    stem, dot, suffix = name.rpartition(".")
+    return name if rank == 0 else f"{stem}.rank{rank}{dot}{suffix}"
+
+
 class Artifact:
     """A checked artifact folder. Everything read from it goes through `path`."""
 
@@ -91,7 +97,8 @@ class Artifact:
         name = self._level(level).weights
         if name is None:
             raise ArtifactError(f"{self.root.name}: level '{level}' has no weights")
-        return SafetensorsFile(self.path(name))
+        own = rank_file(name, self.manifest.rank)
+        return SafetensorsFile(self.path(own if own in self.manifest.weights else name))
 
     def programs(self, level: str, target: TargetInfo) -> dict[str, ProgramSpec]:
         """A level's programs for a target, by name (`forward`, `commit`). Raises ArtifactError."""
@@ -126,6 +133,9 @@ class Artifact:
             if target.device == "cpu" and features.issuperset(target.requires):
                 return target
         built = ", ".join(t.name for t in wanted)
+        if all(target.device == "hip" for target in wanted):
+            raise ArtifactError(f"{self.root.name}: built for {built}, which is compile-only: this runtime does not launch AMD kernels; "
+                                "run `mlsdc compile ... --target` for a CPU or an NVIDIA GPU to serve the model")
         if gpus := [t for t in wanted if t.device == "cuda"]:
             return self._pick_gpu(gpus, number, built)
         lacking = [sorted(set(t.requires) - features) for t in wanted if t.device == "cpu"]

@@ -78,6 +78,8 @@ class Plan:
 
 @dataclass(frozen=True)
 class Manifest:
+    """`world_size` processes run the artifact together; `rank` is that of whoever reads it: a file holds 0, other ranks set their own."""
+
     model: ModelInfo
     limits: Limits
     levels: tuple[LevelInfo, ...]

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from math import prod
 
-from mlsdc.compiler import ops_core, ops_kv, ops_nn
+from mlsdc.compiler import ops_core, ops_kv, ops_nn, ops_shard
 from mlsdc.compiler.graph import Graph, Node
 from mlsdc.compiler.ops import Op
 from mlsdc.compiler.types import Dim, DType, TensorType, Type
-from mlsdc.runtime.program import InputArg, PoolArg
+from mlsdc.runtime.program import InputArg, IntArg, PoolArg
 from mlsdc.targets.cpu import HEADER, CpuTarget, kv_geometry, lower_embed, lowers, rows_of, spec, storage
 from mlsdc.targets.elementwise import OPS, classified
-from mlsdc.targets.protocol import Call, CallArg, Declined, KernelSpec, Lowering, ValueRef
+from mlsdc.targets.protocol import Call, CallArg, Declined, KernelSpec, Lowering, TempRef, ValueRef
 from mlsdc.targets.values import input_type, is_rows, values, whole
 from mlsdc.templates import params_kv as K
 from mlsdc.templates import params_plain as P
@@ -89,6 +89,16 @@ def lower_linear(target: CpuTarget, node: Node, op: ops_nn.Linear, graph: Graph)
         plain = P.LinearF32(index, rows, n, k, bias)
         kernel, block = spec("linear_f32", plain, *abi), plain.block
     return Lowering((Call(kernel, -(-n // block), None, (*values(node), ValueRef(node.name), HEADER)),), storage(node.type))
+
+
+@lowers(ops_shard.AllReduce)
+def lower_all_reduce(target: CpuTarget, node: Node, op: ops_shard.AllReduce, graph: Graph) -> Lowering:
+    """The runtime stops before this launch, and lays all ranks' parts (of x, the first argument) into the second."""
+    _, count, rows = rows_of(node.type)
+    (n,) = whole(node_tensor(node))
+    kernel = spec("sum_ranks", P.SumRanks(rows, n, op.ranks), "X: f32", "P: f32", "Y: f32", "ROW: int", "PART: int")
+    call = Call(kernel, 1, count, (*values(node), TempRef("parts"), ValueRef(node.name), IntArg(n * 4), IntArg(rows * n * 4)))
+    return Lowering((call,), storage(node.type), {"parts": op.ranks * rows * n * 4})
 
 
 @lowers(ops_nn.RmsNorm)

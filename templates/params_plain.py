@@ -132,6 +132,20 @@ class LinearF8(Rows):
 
 
 @dataclass(frozen=True)
+class SumRanks(TirParams):
+    """y[rows, n] = the sum of `ranks` parts [rows_padded, n], one behind the other."""
+
+    stem = "sum_ranks"
+    rows_padded: int = named("m")  # type: ignore[assignment]
+    n: int = 0
+    ranks: int = 2
+
+    @property
+    def lanes(self) -> int:
+        return gcd(self.n, LANES)
+
+
+@dataclass(frozen=True)
 class EmbedBf16(TirParams):
     stem = "embed_bf16"
     rows_padded: int = named("m")  # type: ignore[assignment]

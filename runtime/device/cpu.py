@@ -121,6 +121,10 @@ class CpuDevice(Device):
     def load_level(self, level: str, num_pages: int) -> CpuLevel:
         return CpuLevel(self, level, num_pages)
 
+    def program(self, level: CpuLevel, spec: ProgramSpec) -> CpuProgram:
+        """A program of a level, bound to its memory."""
+        return CpuProgram(level, spec)
+
     def kv_pool(self, num_bytes: int) -> Array:
         """The device's KV bytes, u8; the first level to ask says how many. Raises DeviceError."""
         if self._kv is None:
@@ -153,7 +157,7 @@ class CpuLevel(LevelMemory):
             self.wide_bytes = info.kv.wide.page_bytes if info.kv.wide else 0
         self.weights: Mapping[str, Array] = weight_tensors(device.artifact, info)
         self.arena = big_array(max(spec.arena_bytes for spec in specs.values()))
-        self.programs: dict[str, BoundProgram] = {name: CpuProgram(self, spec) for name, spec in specs.items()}
+        self.programs: dict[str, BoundProgram] = {name: device.program(self, spec) for name, spec in specs.items()}
 
     def read_page(self, page: int) -> Array:
         return self._page(page).copy()
@@ -186,10 +190,14 @@ class CpuProgram(BoundProgram):
         self._call = (level.device.pool.ctypes.data, self.launches.ctypes.data, len(spec.launches), level.buffers.header.ctypes.data)
 
     def run(self) -> None:
+        self.level.device.launch_list(*self._call)
+        self.check(0)
+
+    def check(self, first: int) -> None:
+        """Raises DeviceError if one of the launches that just ran, from `first` on, refused its arguments."""
         device = self.level.device
-        device.launch_list(*self._call)
         if device.pool[ERROR]:
-            launch = self.spec.launches[int(device.pool[ERROR]) - 1]
+            launch = self.spec.launches[first + int(device.pool[ERROR]) - 1]
             raise DeviceError(f"program '{self.name}': kernel '{launch.kernel}' of %{launch.node} refused its arguments; compile again")
 
     def tap(self, name: str) -> Array:

@@ -23,8 +23,8 @@ LAYER = ("norm_quantise", "linear_q", "rope_slice", "append_kv_slice", "paged_at
          "linear_q")  # fmt: skip
 
 
-VERBS = ("fold", "eliminate", "raise", "rowify", "gather", "guess", "tap", "calibrate", "even", "check", "insert", "share", "quantise",
-         "fuse", "plan")
+VERBS = ("fold", "eliminate", "raise", "rowify", "gather", "guess", "tap", "calibrate", "even", "check", "insert", "share", "shard",
+         "quantise", "fuse", "plan")
 
 
 def test_names_are_unique_and_verb_first() -> None:
