@@ -261,7 +261,8 @@ class Attend(Paged):
 
     def key_subs(self, dot: str) -> int:
         """Groups of 16 tokens that share a pass over q: two accumulators (planes of q) for each of them and head."""
-        return max(n for n in (1, 2, 4) if n == 1 or 2 * n * self.head_tile <= REGISTERS.get(dot, FEW_REGISTERS))
+        room = REGISTERS.get(dot, FEW_REGISTERS) - (4 if self.key_parts > 1 else 0)  # codes unpacked from bytes take some
+        return max(n for n in (1, 2, 4) if n == 1 or 2 * n * self.head_tile <= room)
 
     def value_vectors(self, dot: str) -> int:
         """Vectors of 16 channels that share a pass over the tokens: two accumulators (planes of p) for each of them and head."""
