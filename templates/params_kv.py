@@ -254,11 +254,6 @@ class Attend(Paged):
         """Whether values add a block of 64 positions at once (integer dots), or token by token to what was there."""
         return self.values in DOTS
 
-    @property
-    def prefetch_locality(self) -> int:
-        """Two blocks of 64 positions must fit into a first cache of 32 KiB beside the rows; larger ones wait in the second cache."""
-        return 3 if 64 * (self.key_code_bytes + self.value_code_bytes) <= 6144 else 2
-
     def key_subs(self, dot: str) -> int:
         """Groups of 16 tokens that share a pass over q: two accumulators (planes of q) for each of them and head."""
         room = REGISTERS.get(dot, FEW_REGISTERS) - (4 if self.key_parts > 1 else 0)  # codes unpacked from bytes take some
