@@ -10,7 +10,7 @@ from mlsdc.compiler.errors import CompileError
 from mlsdc.runtime.device.cpu_features import cpu_features, machine_name
 from mlsdc.runtime.step import Limits
 from mlsdc.targets.cpu_isa import ISAS
-from mlsdc.targets.hardware import GPUS
+from mlsdc.targets.hardware import AMD_GPUS, GPUS
 
 if TYPE_CHECKING:
     from mlsdc.targets.protocol import Target
@@ -34,6 +34,7 @@ TARGETS: dict[str, TargetEntry] = {
     NATIVE: TargetEntry("mlsdc.targets.cpu:cpu_target", "compile", "the best of the CPU targets that this machine runs"),
     **{name: TargetEntry("mlsdc.targets.cpu:cpu_target", "compile", isa.summary) for name, isa in ISAS.items()},
     **{name: TargetEntry("mlsdc.targets.nvidia:NvidiaTarget", "nvidia", gpu.summary) for name, gpu in GPUS.items()},
+    **{name: TargetEntry("mlsdc.targets.amd:AmdTarget", "nvidia", gpu.summary) for name, gpu in AMD_GPUS.items()},
 }
 
 

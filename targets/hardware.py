@@ -1,4 +1,4 @@
-"""NVIDIA machines that kernels are generated for: what the compiler must know and a cubin must fit."""
+"""GPUs that kernels are generated for: what the compiler must know and their code must fit."""
 
 from __future__ import annotations
 
@@ -34,6 +34,23 @@ GPUS = {gpu.name: gpu for gpu in (
     Gpu("a10", sm=86, shared_bytes=99 * KIB),
     Gpu("a100", sm=80, shared_bytes=163 * KIB),
 )}
+
+
+
+@dataclass(frozen=True)
+class AmdGpu:
+    """`arch` as in gfx942. `shared_bytes`: the local memory that a work-group may ask for."""
+
+    name: str
+    arch: str
+    shared_bytes: int
+
+    @property
+    def summary(self) -> str:
+        return f"AMD {self.arch}, Triton: compile-only, nothing launches it; a compile refuses kernels that spill"
+
+
+AMD_GPUS = {gpu.name: gpu for gpu in (AmdGpu("mi300x", arch="gfx942", shared_bytes=64 * KIB),)}
 
 # Oldest driver that loads a cubin of this ELF ABI (NVIDIA's compatibility table: CUDA 12.x output, CUDA 13.x output).
 MIN_DRIVER = {7: 525, 8: 580}

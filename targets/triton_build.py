@@ -126,8 +126,8 @@ def compile_kernel(key: str, abi: Sequence[str], source: Path, sm: int, variant:
         return triton_compile(
             ASTSource(load_source(source, key), signature, {}, aligned), target=GPUTarget("cuda", sm, 32), options=options)
     except Exception as error:  # triton raises many kinds; all of them mean that this kernel does not build
-        raise CompileError(f"{key}: {source.name} does not compile for sm_{sm}: {_one_line(error)}") from error
+        raise CompileError(f"{key}: {source.name} does not compile for sm_{sm}: {one_line(error)}") from error
 
 
-def _one_line(error: Exception) -> str:
+def one_line(error: Exception) -> str:
     return " ".join(str(error).split())[-300:]

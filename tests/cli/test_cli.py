@@ -115,9 +115,9 @@ def test_passes_are_listed_in_order_and_described(capsys: pytest.CaptureFixture[
 def test_targets_are_those_that_exist(capsys: pytest.CaptureFixture[str]) -> None:
     from mlsdc.targets import TARGETS
     from mlsdc.targets.cpu_isa import ISAS
-    from mlsdc.targets.hardware import GPUS
+    from mlsdc.targets.hardware import AMD_GPUS, GPUS
 
-    assert set(TARGETS) == {"cpu-native", *ISAS, *GPUS}
+    assert set(TARGETS) == {"cpu-native", *ISAS, *GPUS, *AMD_GPUS}
     assert cli.main(["targets"]) == 0
     assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == list(TARGETS)
 
