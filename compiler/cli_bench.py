@@ -42,6 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--temperature", type=float, default=0.0, metavar="T", help="spec")
     parser.add_argument("--seed", type=int, default=0, help="spec")
     parser.add_argument("--trace", type=Path, metavar="FILE", help="spec: write what the controller saw and chose, as JSON lines")
+    parser.add_argument("--plot", type=Path, metavar="PNG", help="spec: draw speeds, tokens a step, times of a token (matplotlib)")
     cli_bench_serve.add_arguments(parser, numbers)
     parser.add_argument("--json", "--output-json", metavar="FILE", help="write everything as JSON, too; - prints it instead of the table")
 
@@ -124,7 +125,12 @@ def spec(args: argparse.Namespace, threads: int) -> SpecReport:
         if args.trace:
             write(args.trace, "--trace", "".join(json.dumps(event) + "\n" for event in engine.drafting.controller.trace or ()))
         target = engine.device.name
-    return SpecReport(args.artifact.name, sha256, target, threads, args.batch, args.temperature, args.tokens, args.rounds, kinds)
+    report = SpecReport(args.artifact.name, sha256, target, threads, args.batch, args.temperature, args.tokens, args.rounds, kinds)
+    if args.plot:
+        from mlsdc.compiler.plot_spec import draw
+
+        print(draw(report, args.plot), file=sys.stderr)
+    return report
 
 
 def write(path: Path, option: str, text: str) -> None:

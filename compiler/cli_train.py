@@ -25,11 +25,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-o", "--output", required=True, metavar="FILE")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=1, metavar="N")
+    parser.add_argument("--self-generate", type=int, metavar="N", help="learn from N tokens that the model itself says to the prompts of "
+                        "--data (the first answers greedy, the others sampled at temperature 0.7), by our own engine, instead of texts")
     for level in LEVELS:
         _module(level).add_arguments(parser)
 
 
 def main(args: argparse.Namespace) -> int:
+    if args.self_generate is not None:
+        from mlsdc.compiler.cli_self_generate import kept_texts
+
+        args.data = [str(kept_texts(args))]
     code: int = _module(args.level).main(args)
     return code
 

@@ -5,13 +5,15 @@ of the node, r how much more or less often than its q the target chose nodes of 
 the whole engine's before it has its own). Every proposal is scored against what was committed, the nodes that were not sent included: what
 follows is known as far as tokens were committed.
 
-Of all proposed nodes of all requests, the likeliest first, the step takes the M that maximise (batch rule: vLLM's adaptive verification)
+Of all proposed nodes of all requests, those that speed up their own request most first, the step takes the M that maximise
 
-    (N + sum of their chances) / (t_draft + t(N + M))          N: sequences that decode, t: runtime/costs.py
+    product over requests of (1 + sum of its nodes' chances)^(1/N) / (t_draft + t(N + M))
 
-and M = 0 is always among them (and taken once in some hundred steps, to keep its cost known). Where several sequences decode, no step is
-made LONGEST times as long as without drafts. A request whose drafts do not pay for themselves is not asked for a while (then rarely, and
-again at once when a probe pays); how many nodes a level is asked for follows how many were taken.
+the geometric mean of the requests' speeds; N are the sequences that decode, t is runtime/costs.py. With the arithmetic mean (vLLM's
+adaptive verification) a few requests that draft well would make the steps of all others longer, and a batch ends with its slowest; for
+one request the two are the same. M = 0 is always among them (and taken once in some hundred steps, to keep its cost known). Where
+several sequences decode, no step is made LONGEST times as long as without drafts. A request whose drafts do not pay for themselves is
+not asked for a while (then rarely, and again at once when a probe pays); how many nodes a level is asked for follows how many were taken.
 
 Nothing here reads a clock or draws: decisions are a function of the events. `trace` keeps both, and `replay` decides again.
 """
@@ -25,8 +27,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mlsdc.runtime.costs import Costs
-from mlsdc.runtime.tree import Tree
+from mlsdc.runtime.costs import ROUND, Costs
+from mlsdc.runtime.tree import MAX_NODES, Tree
 
 if TYPE_CHECKING:
     from mlsdc.runtime.plan_file import Rate
@@ -40,6 +42,8 @@ LONGEST = 1.25  # a step with drafts takes at most so many steps without: tokens
 WORTH_SHARE = 0.1
 FIRST_PAUSE, LONGEST_PAUSE = 8, 128  # steps until a level that did not pay is asked again
 KNOWN = 24  # proposals after which it is known what they are worth among so many sequences
+HOPE = 0.9
+ROOM_KNOWN = 16  # steps until it is looked at again whether drafts can pay at all
 LEAST = 3  # nodes that are asked for if any are
 CERTAIN = 0.995
 LEAST_CHANCE = 0.04  # a row costs more than this part of a token everywhere
@@ -92,6 +96,7 @@ class Controller:
         self._all = {False: Rates(KEEP_ALL), True: Rates(KEEP_ALL)}
         self._rows = 1  # of the last step
         self._worth: dict[int, list[float]] = {}  # by log2 of the sequences: proposals judged, and what they saved in the mean
+        self._rooms: dict[tuple[int, int, int], tuple[int, int]] = {}  # of `room`: nodes, and when that was found
         self.trace = trace
 
     def know(self, rates: Iterable[Rate], names: Sequence[str]) -> None:
@@ -143,12 +148,12 @@ class Controller:
             return budget
         return min(budget, LEAST + int(2 * drafter.taken + 0.999))
 
-    def step(self, rows: int, context: int, seconds: float) -> None:
-        """A step of `rows` rows was run, after `context` tokens a sequence in the mean."""
-        self.costs.learn(rows, context, seconds)
+    def step(self, rows: int, context: int, seconds: float, nodes: int = 0) -> None:
+        """A step of `rows` rows, `nodes` of them drafted, was run, after `context` tokens a sequence in the mean."""
+        self.costs.learn(rows, context, seconds, drafted=nodes > 0)
         self._rows = rows
         if self.trace is not None:
-            self.trace.append({"event": "step", "rows": rows, "context": context, "seconds": seconds})
+            self.trace.append({"event": "step", "rows": rows, "context": context, "seconds": seconds, "nodes": nodes})
 
     def choose(self, proposals: Sequence[Proposal], rows: int, sequences: int, context: int, draft_s: float) -> list[Tree]:
         """The trees to send: of each proposal a part that holds every node's parent. `rows` are sent in any case, by `sequences` sequences
@@ -165,22 +170,34 @@ class Controller:
     def _decide(self, proposals: Sequence[Proposal], rows: int, sequences: int, context: int, draft_s: float) -> list[list[int]]:
         """The nodes of each proposal that `choose` sends; native_controller.py does the same, bit for bit."""
         chances = [self.chances(proposal) for proposal in proposals]
-        order = sorted(
-            (-chance, i, node) for i, found in enumerate(chances) for node, chance in enumerate(found) if chance > LEAST_CHANCE)
-        seconds = self.costs.line(rows, len(order), context)
-        plain_s = seconds[0]
-        best, best_speed, gain = 0, MARGIN * sequences / (draft_s + plain_s), 0.0
-        most_s = self.most_s(sequences, context)
+        queues = [sorted((node for node, chance in enumerate(found) if chance > LEAST_CHANCE), key=lambda node: (-found[node], node))
+                  for found in chances]
+        total = sum(map(len, queues))
+        seconds = self.costs.line(rows, total, context)
+        plain_s, most_s = seconds[0], self.most_s(sequences, context)
         stale = self.costs.stale(rows)
         if stale:
-            order = []  # what a step without drafts takes must be known to know what they cost
-        for m, (chance, _, _) in enumerate(order, 1):
-            gain -= chance
-            speed = (sequences + gain) / (draft_s + seconds[m])
-            if speed > best_speed and seconds[m] <= most_s:
-                best, best_speed = m, speed
+            total = 0  # what a step without drafts takes must be known to know what they cost
+        order: list[tuple[int, int]] = []
+        gains, taken = [1.0] * len(proposals), [0] * len(proposals)
+        best, best_score, product = 0, power(MARGIN, sequences), 1.0
+        for m in range(1, total + 1):
+            first, factor = -1, 0.0
+            for i, queue in enumerate(queues):
+                if taken[i] < len(queue):
+                    more = (gains[i] + chances[i][queue[taken[i]]]) / gains[i]
+                    if first < 0 or more > factor:
+                        first, factor = i, more
+            node = queues[first][taken[first]]
+            order.append((first, node))
+            taken[first] += 1
+            gains[first] += chances[first][node]
+            product *= factor
+            score = product * power((draft_s + plain_s) / (draft_s + seconds[m]), sequences)
+            if score > best_score and seconds[m] <= most_s:
+                best, best_score = m, score
         kept: list[list[int]] = [[] for _ in proposals]
-        for _, i, node in order[:best]:
+        for i, node in order[:best]:
             kept[i].append(node)
         if not stale:
             self._judge(proposals, kept, chances, plain_s, seconds[best] - plain_s, sequences, draft_s)
@@ -190,9 +207,24 @@ class Controller:
         """The longest step that drafts may make of one in which `sequences` decode. One alone waits for nobody."""
         return LONGEST * self.costs.step_s(sequences, context) if sequences > 1 else inf
 
-    def has_room(self, rows: int, sequences: int, context: int) -> bool:
-        """Whether a step of `rows` rows may have one node more: else nobody need be asked."""
-        return self.costs.step_s(rows + 1, context) <= self.most_s(sequences, context)
+    def room(self, rows: int, sequences: int, context: int) -> int:
+        """How many nodes a step of `rows` rows may have and still pay if nearly all of them are right (HOPE); 0: nobody need be asked.
+
+        Looked at again every ROOM_KNOWN steps of such a size.
+        """
+        key = (rows, sequences, context // ROUND)
+        known = self._rooms.get(key)
+        if known is not None and self.costs.steps - known[1] < ROOM_KNOWN:
+            return known[0]
+        seconds = np.array(self.costs.line(rows, MAX_NODES, context))
+        each, more = np.divmod(np.arange(MAX_NODES + 1), sequences)  # spread evenly they bring most
+        gain = (sequences - more) * np.log1p(HOPE * each) + more * np.log1p(HOPE * (each + 1))
+        pays = gain > sequences * np.log(MARGIN * seconds / seconds[0])
+        found = np.flatnonzero(pays & (seconds <= self.most_s(sequences, context)))
+        if len(self._rooms) > 256:
+            self._rooms.clear()
+        self._rooms[key] = int(found[-1]) if len(found) else 0, self.costs.steps
+        return self._rooms[key][0]
 
     def chances(self, proposal: Proposal) -> list[float]:
         """Of each node, that the target chooses its whole path; never more than its parent's."""
@@ -265,6 +297,14 @@ class Controller:
             at = after
 
 
+def power(x: float, times: int) -> float:
+    """`x` to the power of a whole number, by multiplying again and again: native code has the same bits."""
+    found = 1.0
+    for _ in range(times):
+        found *= x
+    return found
+
+
 def said(tree: Tree, node: int) -> float:
     """The probability that the proposer gave a node, given its parent: f32, as levels compute it."""
     return float(np.float32(exp(min(0.0, tree.logq[node])))) if tree.logq else 1.0
@@ -293,6 +333,6 @@ def replay(trace: Sequence[Mapping[str, Any]], costs: Costs | None = None) -> li
         elif event["event"] == "learn":
             controller.learn(last[event["id"]], event["committed"])
         else:
-            controller.step(event["rows"], event["context"], event["seconds"])
+            controller.step(event["rows"], event["context"], event["seconds"], event["nodes"])
     assert controller.trace is not None
     return controller.trace

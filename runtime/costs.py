@@ -19,6 +19,7 @@ from mlsdc.runtime.step import Array, aligned
 
 SHARE = 0.05  # of a new measurement in a correction
 BOUND = 2.0  # a measurement further off than this factor counts as that far off: the machine did something else, too
+FORGET = 0.005  # of what drafted steps cost more, a plain step
 TRIED, STALE = 3, 400  # steps until a range of rows counts as known, and as long not seen
 RANGES = 16
 ROUND = 128  # contexts are priced in steps of it
@@ -59,11 +60,12 @@ DEFAULT = CostTable(
 
 @cache
 def _range(rows: int) -> int:
-    """Steps that share a correction: of 1, 2, 3-4, 5-8, 9-12, 13-16, 17-24, 25-32, then twice as many each."""
-    if rows <= 2:
+    """Steps that share a correction: those of 1, 2, … 8 rows each, of 9-12, 13-16, 17-24, 25-32, then twice as many each."""
+    if rows <= 8:
         return rows
-    return min(2 + (rows - 1).bit_length() - 1, 4) if rows <= 8 else min(4 + (rows - 5) // 4, 7) if rows <= 16 else (
-        8 + (rows > 24) if rows <= 32 else min(4 + (rows - 1).bit_length(), RANGES - 1))
+    if rows <= 16:
+        return 9 + (rows > 12)
+    return 11 + (rows > 24) if rows <= 32 else min(7 + (rows - 1).bit_length(), RANGES - 1)
 
 
 def _line(xs: Sequence[int], ys: Sequence[float], x: float) -> float:
@@ -89,59 +91,73 @@ def _points(xs: Sequence[int], ys: Sequence[float], at: Array) -> Array:
 
 
 class Costs:
-    """A table and its corrections."""
+    """A table and its corrections: one set for plain steps, one for steps with drafts, which cost more than their rows alone."""
 
     def __init__(self, table: CostTable = DEFAULT) -> None:
         self.table = table
-        self._factors: list[float] = [1.0] * RANGES
-        self._seen = [0] * RANGES
-        self._last = [0] * RANGES  # the step that last had so many rows
-        self.scale = 1.0  # of ranges that were never seen
-        self._steps = 0
+        self.steps = 0
+        self.scales = [1.0, 1.0]  # of ranges that were never seen
+        self._counts = [0, 0]
+        self._last = [0] * (2 * RANGES)  # the step that last had so many rows, plain and drafted
         self._cache: dict[int, list[float]] = {}  # context -> uncorrected seconds by rows
         self._lines: dict[int, Array] = {}  # the same as arrays
-        self.words = aligned((2 * RANGES,), "f8")  # for native code: corrections, and how often each was seen
-        self.words[:RANGES] = 1.0
+        self.words = aligned((4 * RANGES,), "f8")  # corrections of plain steps, of drafted ones, then how often each was seen
+        self.words[: 2 * RANGES] = 1.0
         self._view: memoryview[Any] = memoryview(self.words)  # type: ignore[arg-type]
 
-    def step_s(self, rows: int, context: int) -> float:
+    def step_s(self, rows: int, context: int, *, drafted: bool = False) -> float:
         """Seconds of a step of `rows` rows, after `context` tokens a sequence in the mean."""
-        return self._raw(rows, context) * self._factor(rows)
+        return self._raw(rows, context) * self._factor(_range(rows), drafted)
 
     def line(self, rows: int, more: int, context: int) -> list[float]:
-        """`step_s` of `rows`, `rows` + 1, … `rows` + `more` rows: a choice looks at all of them, every step."""
+        """`step_s` of `rows` rows, and of `rows` + 1, … `rows` + `more` rows with drafts: a choice looks at all of them, every step."""
         self._raw(rows + more, context)
         raw = self._cache[context // ROUND]
-        factors = [self._factor_of(i) for i in range(RANGES)]
-        return [raw[r] * factors[_range(r)] for r in range(rows, rows + more + 1)]
+        factors = [self._factor(i, drafted=True) for i in range(RANGES)]
+        return [self.step_s(rows, context), *(raw[r] * factors[_range(r)] for r in range(rows + 1, rows + more + 1))]
 
     def stale(self, rows: int) -> bool:
-        """Whether steps of so many rows should be tried: there were hardly any, or none for long."""
+        """Whether plain steps of so many rows should be tried: there were hardly any, or none for long."""
         i = _range(rows)
-        return self._seen[i] < TRIED or self._steps - self._last[i] >= STALE
+        return self._view[2 * RANGES + i] < TRIED or self.steps - self._last[i] >= STALE
 
-    def learn(self, rows: int, context: int, seconds: float) -> None:
+    def learn(self, rows: int, context: int, seconds: float, *, drafted: bool = False) -> None:
         """A step was run."""
         if rows < 1:
             return
         ratio = seconds / self._raw(rows, context)
-        self._steps += 1
-        i = _range(rows)
-        if self._seen[i] >= TRIED:
-            ratio = min(max(ratio, self._factors[i] / BOUND), self._factors[i] * BOUND)
-        self.scale += (ratio - self.scale) * max(SHARE, 1 / self._steps)
-        self._seen[i] += 1
-        self._last[i] = self._steps
-        self._factors[i] += (ratio - self._factors[i]) * max(SHARE, 1 / self._seen[i])
-        self._view[i], self._view[RANGES + i] = self._factors[i], self._seen[i]
+        self.steps += 1
+        i, kind, view = _range(rows), int(drafted), self._view
+        at = kind * RANGES + i
+        seen, factor = view[2 * RANGES + at], view[at]
+        if seen < TRIED and self._counts[0] > TRIED:
+            factor = self.scales[0]  # one hiccup must not price drafts out for good
+        if seen >= TRIED or self._counts[0] > TRIED:
+            ratio = min(max(ratio, factor / BOUND), factor * BOUND)
+        factor = view[at]
+        self._counts[kind] += 1
+        self.scales[kind] += (ratio - self.scales[kind]) * max(SHARE, 1 / self._counts[kind])
+        if not self._counts[1]:
+            self.scales[1] = self.scales[0]  # as good a guess as any
+        self._last[at] = self.steps
+        if not drafted:
+            self._forget()
+        view[2 * RANGES + at] = seen + 1
+        view[at] = factor + (ratio - factor) * max(SHARE, 1 / (seen + 1))
 
-    def _factor(self, rows: int) -> float:
-        return self._factor_of(_range(rows))
+    def _forget(self) -> None:
+        """What was not drafted for long is not known any more: else drafts that once were dear would never be tried again."""
+        self.scales[1] += (self.scales[0] - self.scales[1]) * FORGET
+        at = RANGES + self.steps % RANGES
+        if self.steps - self._last[at] >= STALE:
+            self._view[2 * RANGES + at] = 0
 
-    def _factor_of(self, i: int) -> float:
+    def _factor(self, i: int, drafted: bool) -> float:
         """Of a range of rows, as far as it is known, else the scale of all."""
-        weight = min(1.0, self._seen[i] / TRIED)
-        return weight * self._factors[i] + (1 - weight) * self.scale
+        at = drafted * RANGES + i
+        weight = min(1.0, self._view[2 * RANGES + at] / TRIED)
+        factor: float = weight * self._view[at] + (1 - weight) * self.scales[drafted]
+        return factor
 
     def _raw(self, rows: int, context: int) -> float:
         key = context // ROUND

@@ -8,7 +8,7 @@ the next step. The step owns it: not thread-safe.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from mlsdc.runtime.controller import Controller, Drafter, Proposal
 from mlsdc.runtime.costs import Costs
@@ -31,9 +31,9 @@ class Drafting:
                  clock: Callable[[], float] = time.perf_counter) -> None:
         """Raises ArtifactError."""
         self.levels = tuple(levels)
-        infos = [info for level in levels for info in manifest.levels if info.name == level.name]
-        self.level = compose(levels, infos, manifest.target_level.name)
-        self.reads_target = self.level is not None and self.level.reads_target
+        self._infos = [info for level in levels for info in manifest.levels if info.name == level.name]
+        self._target = manifest.target_level.name
+        self._compose(())
         self._make_list: MakeList | None = None
         self._batch: NgramBatch | None = None
         self._drafters: dict[int, Drafter] = {}  # by request id
@@ -48,6 +48,11 @@ class Drafting:
         self._step: tuple[int, float] | None = None  # context and start of the step that runs
         self._full = False  # this step had no room for drafts: nobody was asked, and nothing is kept free in the next one
         self._turns: list[tuple[Request, Seat]] = []  # requests with a seat that the step brought tokens
+
+    def _compose(self, dropped: Collection[str]) -> None:
+        """Levels that do not pay are left out: they are neither asked nor fed."""
+        self.level = compose(self.levels, self._infos, self._target, dropped)
+        self.reads_target = self.level is not None and self.level.reads_target
 
     @property
     def controller(self) -> Controller:
@@ -69,8 +74,11 @@ class Drafting:
             self.controller = NativeController(device.host_list, len(self._names), self.controller.costs)
 
     def take(self, plan: PlanFile | None, why: str) -> None:
-        """Begin with what was measured on this machine, or with the shipped default; `why` says which."""
-        self.plan_note = why
+        """Begin with what was measured on this machine, or with the shipped default; `why` says which. Levels that the plan drops draft
+        nothing. Before the first request."""
+        left_out = [level.name for level in self.levels if plan is not None and level.name in plan.dropped]
+        self.plan_note = why + (f"; left out: {', '.join(left_out)}" if left_out else "")
+        self._compose(left_out)
         if plan is not None:
             costs = Costs(plan.costs)
             self.controller = Controller(costs) if self._make_list is None else NativeController(self._make_list, len(self._names), costs)
@@ -86,21 +94,24 @@ class Drafting:
         if not any(item.request.budget for item in items):  # nobody speculates: a plain engine's step (law L4)
             return
         decoding = [item for item in items if item.decodes]
+        if not decoding:
+            return
         rows, sequences = sum(item.rows for item in items), len(decoding)
-        context = sum(item.request.num_computed for item in decoding) // max(1, sequences)
-        if not self.controller.has_room(rows, sequences, context):
+        context = sum(item.request.num_computed for item in decoding) // sequences
+        room = self.controller.room(rows, sequences, context)
+        if not room:
             self._full = rows == sequences  # rows of prompts pass
-            self._step = (context, self.clock()) if decoding else None
+            self._step = context, self.clock()
             return
         if self._batch is not None and self.controller.trace is None:
-            self._draft_natively(self._batch, decoding, rows, sequences, context)
-            self._step = (context, self.clock()) if decoding else None
+            self._draft_natively(self._batch, decoding, room, rows, sequences, context)
+            self._step = context, self.clock()
             return
         wanted = [item for item in decoding if item.budget and self.controller.welcome(self._drafter(item.request), sequences)]
         if wanted:
             start = self.clock()
             states = [self._state(item.request) for item in wanted]
-            trees = level.propose_all(states, [item.budget for item in wanted])
+            trees = level.propose_all(states, [min(item.budget, room) for item in wanted])
             proposals = [
                 Proposal(self._drafter(item.request), tree, item.request.params.temperature > 0)
                 for item, tree in zip(wanted, trees, strict=True) if self._fits(item, tree)]
@@ -111,9 +122,9 @@ class Drafting:
             for item, proposal, tree in zip(able, proposals, kept, strict=True):
                 item.tree = tree
                 self._asked[item.request.id] = proposal, len(item.request.tokens)
-        self._step = (context, self.clock()) if decoding else None
+        self._step = context, self.clock()
 
-    def _draft_natively(self, batch: NgramBatch, items: Sequence[StepItem], rows: int, sequences: int, context: int) -> None:
+    def _draft_natively(self, batch: NgramBatch, items: Sequence[StepItem], room: int, rows: int, sequences: int, context: int) -> None:
         """`draft` of requests whose proposals come from an n-gram level alone: two native calls for all of them."""
         start = self.clock()
         asked = []
@@ -123,15 +134,16 @@ class Drafting:
             request = item.request
             seat = batch.seat(request.id)
             if seat is None:
-                state, drafter = self._begin(request), self._drafter(request)
-                assert isinstance(state, NativeNgramState)
+                drafter = self._drafter(request)
                 assert isinstance(drafter, SlotDrafter)
-                seat = batch.sit(request.id, state, drafter)
-            if seat.fresh:
+                seat = batch.sit(request.id, drafter)
+            if seat.state is None:
                 if not self.controller.welcome(seat.drafter, sequences):
                     continue
-                seat.fresh = False
-            batch.ask(seat, request.tokens, item.budget)
+                state = self._begin(request)
+                assert isinstance(state, NativeNgramState)
+                batch.begin(seat, state)
+            batch.ask(seat, request.tokens, min(item.budget, room))
             request.num_observed = seat.before
             asked.append(item)
         if not asked:
@@ -165,7 +177,7 @@ class Drafting:
             assert self.level is not None
             request.drafter = self.level.start()
             if request.params.temperature > 0:
-                request.drafter.couple(request.seed)
+                request.drafter.couple(request.sampler.seed)  # of this choice of `n`
             if request.params.speculation is not None and request.params.speculation.levels is not None:
                 request.drafter.only(request.params.speculation.levels)
         return request.drafter
@@ -216,7 +228,8 @@ class Drafting:
         if self._step is not None:
             context, start = self._step
             self._step = None
-            self.controller.step(sum(item.rows + len(item.tree) for item in items), context, self.clock() - start)
+            nodes = sum(len(item.tree) for item in items)
+            self.controller.step(sum(item.rows for item in items) + nodes, context, self.clock() - start, nodes)
 
     def end(self, request: Request) -> None:
         """The request is over: forget what was kept for it."""

@@ -62,12 +62,12 @@ class Arrays:
 
     def grow(self, slots: int) -> None:
         """Room for so many slots; what there is moves."""
+        nodes, rates = (slots, W.NODES), W.OWN + self.levels * DEPTHS * W.OWN_RATE
         shapes = {
-            "list": ((slots,), "i4"), "tree": ((slots, W.TREE), "i4"), "prob": ((slots, W.NODES), "f4"), "level": ((slots, W.NODES), "i4"),
-            "drafter": ((slots, W.OWN + self.levels * DEPTHS * W.OWN_RATE), "f8"), "chance": ((slots, W.NODES), "f8"),
-            "scratch": ((slots, W.SCRATCH), "i4"), "pick": ((slots * W.NODES,), "i4"), "kept": ((slots, 4, W.NODES), "i4"),
-            "kept_count": ((slots,), "i4"), "words": ((slots, W.NODES), "u8"), "committed": ((slots, W.NODES), "i4"),
-            "committed_count": ((slots,), "i4"), "budget": ((slots,), "i4"), "wish": ((slots,), "i4")}
+            "list": ((slots,), "i4"), "tree": ((slots, W.TREE), "i4"), "prob": (nodes, "f4"), "level": (nodes, "i4"),
+            "drafter": ((slots, rates), "f8"), "chance": (nodes, "f8"), "gain": ((slots,), "f8"), "scratch": ((slots, W.SCRATCH), "i4"),
+            "pick": ((slots * W.NODES,), "i4"), "kept": ((slots, 4, W.NODES), "i4"), "kept_count": ((slots,), "i4"), "words": (nodes, "u8"),
+            "committed": (nodes, "i4"), "committed_count": ((slots,), "i4"), "budget": ((slots,), "i4"), "wish": ((slots,), "i4")}
         for name, (shape, dtype) in shapes.items():
             made = aligned(shape, dtype)
             if self.slots:
@@ -81,6 +81,7 @@ class Arrays:
     level: Array
     drafter: Array
     chance: Array
+    gain: Array
     scratch: Array
     pick: Array
     kept: Array
@@ -124,8 +125,8 @@ class NativeController(Controller):
         raw = self.costs.raw(0, 64) if self._raw is None else self._raw
         corrections = self.costs.words
         self._choose = self._make_list([(CHOOSE, (
-            a.step, a.list, a.tree, a.prob, a.level, a.drafter, a.everyone, a.worth, raw, self._ranges, corrections, corrections[RANGES:],
-            a.chance, a.scratch, a.pick, a.kept, a.kept_count, a.words, a.levels))])
+            a.step, a.list, a.tree, a.prob, a.level, a.drafter, a.everyone, a.worth, raw, self._ranges, corrections,
+            corrections[2 * RANGES :], a.chance, a.gain, a.scratch, a.pick, a.kept, a.kept_count, a.words, a.levels))])
         self._learn = self._make_list([(LEARN, (
             a.step, a.list, a.tree, a.prob, a.level, a.drafter, a.everyone, a.committed, a.committed_count, a.budget, a.wish, a.levels))])
         self._choose.counts[0] = self._learn.counts[0] = 1
@@ -172,7 +173,8 @@ class NativeController(Controller):
                 self._choose.set(0, RAW + 1, self._ranges)
         step = self.views.step
         step[W.ROWS], step[W.SEQUENCES], step[W.DRAFT_S], step[W.ASKED] = rows, sequences, draft_s, asked
-        step[W.STALE], step[W.SCALE], step[W.MOST_S] = self.costs.stale(rows), self.costs.scale, self.most_s(sequences, context)
+        step[W.STALE], step[W.MOST_S] = self.costs.stale(rows), self.most_s(sequences, context)
+        step[W.SCALE], step[W.DRAFTED_SCALE] = self.costs.scales
         self._choose.run()
 
     def run_learn(self, count: int) -> None:

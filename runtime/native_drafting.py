@@ -12,7 +12,7 @@ from typing import Any
 from mlsdc.runtime import native_words as W
 from mlsdc.runtime.levels.ngram_native import NAMES, NativeNgramLevel, NativeNgramState
 from mlsdc.runtime.native_controller import MakeList, NativeController, SlotDrafter, flat
-from mlsdc.runtime.step import aligned
+from mlsdc.runtime.step import Array, aligned
 from mlsdc.runtime.tree import MAX_NODES, Tree
 
 BUDGET = 8  # place of the budget among the arguments of `ngram_propose`
@@ -21,15 +21,16 @@ NOT_ASKED = -1
 
 
 class Seat:
-    """One request: its counts and its slot. `before`: how many tokens it had when it was asked, NOT_ASKED in a step in which it was not."""
+    """One request: its slot, and its counts, which begin when it is asked for the first time. `before`: how many tokens it had when it was
+    asked, NOT_ASKED in a step in which it was not."""
 
-    __slots__ = ("before", "drafter", "fresh", "slot", "state", "words")
+    __slots__ = ("before", "drafter", "slot", "state", "words")
 
-    def __init__(self, state: NativeNgramState, drafter: SlotDrafter) -> None:
-        self.state, self.drafter, self.slot = state, drafter, drafter.slot
-        self.words = state.words
+    def __init__(self, drafter: SlotDrafter) -> None:
+        self.drafter, self.slot = drafter, drafter.slot
+        self.state: NativeNgramState | None = None
+        self.words: Array | None = None
         self.before = NOT_ASKED
-        self.fresh = True  # the controller has not been asked whether it is welcome
 
 
 class NgramBatch:
@@ -62,28 +63,28 @@ class NgramBatch:
         self._grown = self.controller.grown
         arrays.level[:] = level.index
         for seat in self._seats.values():
-            self._sit(seat)
+            if seat.state is not None:
+                self.begin(seat, seat.state)
 
     def seat(self, number: int) -> Seat | None:
         """Of the request of that id, if it has one."""
         return self._seats.get(number)
 
-    def sit(self, number: int, state: NativeNgramState, drafter: SlotDrafter) -> Seat:
+    def sit(self, number: int, drafter: SlotDrafter) -> Seat:
         """Give a request a seat."""
         if self._grown != self.controller.grown:
             self._bind()
-        seat = self._seats[number] = Seat(state, drafter)
-        self._sit(seat)
+        seat = self._seats[number] = Seat(drafter)
         return seat
 
     def leave(self, number: int) -> None:
         self._seats.pop(number, None)
 
-    def _sit(self, seat: Seat) -> None:
-        """The calls of its slot are about its counts now."""
-        state, slot = seat.state, seat.slot
+    def begin(self, seat: Seat, state: NativeNgramState) -> None:
+        """The calls of its slot are about these counts from now on."""
+        slot = seat.slot
         coupled, seed = state.draws
-        seat.words = state.words
+        seat.state, seat.words = state, state.words
         self._list.set(2 * slot, 0, state.words)
         self._list.set(2 * slot + 1, 0, state.words)
         self._list.set(2 * slot + 1, BUDGET + 2, coupled)
@@ -95,12 +96,13 @@ class NgramBatch:
     def ask(self, seat: Seat, tokens: Sequence[int], budget: int) -> None:
         """`draft` will propose at most `budget` nodes for a request that has these committed tokens."""
         state, slot = seat.state, seat.slot
+        assert state is not None
         seen, seat.before = state.num_observed, len(tokens)
         new = seat.before - seen
         if new > STAGED or not state.has_room(new):
             state.observe(tokens[seen:])
             if state.words is not seat.words:
-                self._sit(seat)
+                self.begin(seat, state)
             new = 0
         elif new:
             first, stage = slot * STAGED, self._staged

@@ -13,8 +13,8 @@ SCRATCH = 3 * NODES  # a slot's row of work space: depths, order of chances, fla
 LAST = 3 * NODES - 1
 
 # a step, f64
-ROWS, SEQUENCES, DRAFT_S, STALE, SCALE, ASKED, LAST_ROWS, MOST_S = range(8)
-STEP_WORDS = 8
+ROWS, SEQUENCES, DRAFT_S, STALE, SCALE, ASKED, LAST_ROWS, MOST_S, DRAFTED_SCALE = range(9)
+STEP_WORDS = 16
 
 # a drafter, f64: what runtime/controller.py keeps of a request, then (hit, mass) by level and depth
 TIMES_ASKED, WORTH, TAKEN, PAUSE, LAST_PAUSE, PAUSED_AT, SAMPLED = range(7)

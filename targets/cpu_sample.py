@@ -30,8 +30,8 @@ def draft_specs() -> tuple[KernelSpec, ...]:
     """The controller's functions (runtime.native_controller calls them)."""
     tree = ("STEP: f64", "LIST: i32", "TREE: i32", "PROB: f32", "LEVEL: i32", "DRAFTER: f64", "ALL: f64")
     abi = {
-        "draft_choose": (*tree, "WORTH: f64", "RAW: f64", "RANGE: i32", "FACTOR: f64", "SEEN: f64", "CHANCE: f64", "SCRATCH: i32",
-                         "PICK: i32", "KEPT: i32", "KEPT_COUNT: i32", "ANC: u64", "levels: int"),
+        "draft_choose": (*tree, "WORTH: f64", "RAW: f64", "RANGE: i32", "FACTOR: f64", "SEEN: f64", "CHANCE: f64", "GAIN: f64",
+                         "SCRATCH: i32", "PICK: i32", "KEPT: i32", "KEPT_COUNT: i32", "ANC: u64", "levels: int"),
         "draft_learn": (*tree, "COMMITTED: i32", "COMMITTED_COUNT: i32", "BUDGET: i32", "WISH: i32", "levels: int"),
     }
     return tuple(KernelSpec(name, Draft(name), arguments) for name, arguments in abi.items())

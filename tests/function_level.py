@@ -34,8 +34,8 @@ class SendAll(Controller):
     def welcome(self, drafter: Drafter, sequences: int) -> bool:
         return True
 
-    def has_room(self, rows: int, sequences: int, context: int) -> bool:
-        return True
+    def room(self, rows: int, sequences: int, context: int) -> int:
+        return 64
 
     def wish(self, drafter: Drafter, budget: int) -> int:
         return budget

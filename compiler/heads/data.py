@@ -4,6 +4,7 @@ A record is one of
     {"text": "..."}                              every token counts
     {"messages": [...]}                          the assistant's last turn counts; without one the record is a prompt
     {"id": ..., "text" or "tokens": ...}         the completion of the prompt record of the same id
+    {"tokens": [...], "start": n}                tokens, of which those from n on count (what `--self-generate` keeps)
 """
 
 from __future__ import annotations
@@ -82,6 +83,8 @@ def _sample(record: dict[str, Any], prompts: dict[Any, Any], tokenizer: Tokenize
             return None
         *before, answer = record["messages"]
         return _joined(tokenizer, before, tokenizer.encode(answer["content"], add_special_tokens=False))
+    if "start" in record:
+        return Sample(tuple(int(token) for token in record["tokens"]), int(record["start"]))
     if record.get("id") in prompts:
         written = record.get("tokens")
         tokens = tokenizer.encode(record["text"], add_special_tokens=False) if written is None else [int(token) for token in written]

@@ -24,8 +24,8 @@ from mlsdc.runtime.tree import Tree
 class Everything(Controller):
     """Sends what is proposed."""
 
-    def has_room(self, rows: int, sequences: int, context: int) -> bool:
-        return True
+    def room(self, rows: int, sequences: int, context: int) -> int:
+        return 64
 
     def choose(self, proposals: Sequence[Proposal], rows: int, sequences: int, context: int, draft_s: float) -> list[Tree]:
         return [proposal.tree for proposal in proposals]

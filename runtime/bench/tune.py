@@ -52,8 +52,8 @@ class SendAll(Controller):
         self.recorded: list[Recorded] = []
         self.context = 0
 
-    def has_room(self, rows: int, sequences: int, context: int) -> bool:
-        return True
+    def room(self, rows: int, sequences: int, context: int) -> int:
+        return 64
 
     def wish(self, drafter: Drafter, budget: int) -> int:
         return budget
@@ -73,8 +73,8 @@ class SendBest(Controller):
         super().__init__()
         self.nodes = nodes
 
-    def has_room(self, rows: int, sequences: int, context: int) -> bool:
-        return True
+    def room(self, rows: int, sequences: int, context: int) -> int:
+        return 64
 
     def wish(self, drafter: Drafter, budget: int) -> int:
         return min(budget, self.nodes)
@@ -86,7 +86,7 @@ class SendBest(Controller):
 class Measured(Costs):
     """Times that were measured and are not corrected."""
 
-    def learn(self, rows: int, context: int, seconds: float) -> None:
+    def learn(self, rows: int, context: int, seconds: float, *, drafted: bool = False) -> None:
         pass
 
     def stale(self, rows: int) -> bool:
@@ -107,6 +107,7 @@ def tune(path: Path, prompts: Sequence[BenchPrompt], *, threads: int | None = No
     with Engine.load(path, threads=threads, device=device) as engine:
         if not engine.drafting.levels:
             raise MlsdcError(f"{path}: has no drafting level: there is nothing to tune")
+        engine.drafting.take(None, "tuning")  # every level, whatever an earlier plan has left out
         names = [level.name for level in engine.manifest.levels]
         say("drafts on the prompts")
         draft_s = timed_levels(engine)

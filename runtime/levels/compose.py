@@ -13,9 +13,10 @@ from mlsdc.runtime.manifest import LevelInfo
 from mlsdc.runtime.tree import EMPTY, MAX_NODES, Tree
 
 
-def compose(levels: Sequence[Level], infos: Sequence[LevelInfo], target: str) -> Level | None:
-    """What drafts for the target: nothing, a level, or levels merged. `infos` are the levels', in the same order. Raises ArtifactError."""
-    if not levels:
+def compose(levels: Sequence[Level], infos: Sequence[LevelInfo], target: str, dropped: Collection[str] = ()) -> Level | None:
+    """What drafts for the target: nothing, a level, or levels merged or stacked. `infos` are the levels', in the same order; those named
+    `dropped` are left out, and what they verified goes to those who verify them. Raises ArtifactError."""
+    if not any(level.name not in dropped for level in levels):
         return None
     if len(levels) == 1:
         return levels[0]
@@ -24,10 +25,13 @@ def compose(levels: Sequence[Level], infos: Sequence[LevelInfo], target: str) ->
         raise ArtifactError(f"levels {names}: the artifact does not know all of them; compile again")
     after = [*(info.name for info in infos[1:]), target]
     verifier = {info.name: str(info.params.get("verified_by", name)) for info, name in zip(infos, after, strict=True)}
+    for name in dropped:
+        above = verifier.pop(name, None)
+        verifier = {lower: above if upper == name and above else upper for lower, upper in verifier.items()}
     stages: list[Level] = []
     wanted = target
     while True:  # from the target down
-        found = [i for i, info in enumerate(infos) if verifier[info.name] == wanted]
+        found = [i for i, info in enumerate(infos) if verifier.get(info.name) == wanted]
         if not found:
             break
         if len(found) > 1 and any("merge_nodes" not in infos[i].params for i in found):

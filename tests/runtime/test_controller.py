@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlsdc.runtime.controller import LEAST_CHANCE, Controller, Drafter, Proposal, replay
+from mlsdc.runtime.controller import LEAST_CHANCE, LONGEST, MARGIN, Controller, Drafter, Proposal, replay
 from mlsdc.runtime.costs import Costs, CostTable
 from mlsdc.runtime.tree import Tree, chain
 
@@ -29,8 +29,8 @@ def known() -> Costs:
     """Costs that steps of every size have confirmed."""
     costs = Costs(KNEE)
     for rows in range(1, 40):
-        for _ in range(4):
-            costs.learn(rows, 0, KNEE.step_s(rows, 0))
+        for turn in range(8):
+            costs.learn(rows, 0, KNEE.step_s(rows, 0), drafted=turn % 2 == 0)
     return costs
 
 
@@ -67,7 +67,7 @@ def run(controller: Controller, streams: list[Stream], steps: int, costs: CostTa
         sent = {id(stream): len(tree) for stream, tree in zip(asked, trees, strict=True)}
         rows = len(streams) + sum(sent.values())
         seconds = costs.step_s(rows, 0)
-        controller.step(rows, 0, seconds)
+        controller.step(rows, 0, seconds, rows - len(streams))
         for stream in streams:
             committed = stream.commit(sent.get(id(stream), 0))
             if id(stream) in sent:
@@ -192,11 +192,24 @@ def test_what_is_sent_is_the_best_prefix_and_holds_every_parent(drafts: list[Tre
     sequences = len(drafts) + others
     if not sequences:
         return
-    chances = sorted((c for proposal in proposals for c in controller.chances(proposal) if c > LEAST_CHANCE), reverse=True)
-    speeds = [(sequences + sum(chances[:m])) / KNEE.step_s(sequences + m, 0) for m in range(len(chances) + 1)]
+    left = [sorted((c for c in controller.chances(proposal) if c > LEAST_CHANCE), reverse=True) for proposal in proposals]
+    gains, scores = [1.0] * len(left), [1.0]
+    plain, product = KNEE.step_s(sequences, 0), 1.0
+    while any(left):  # those that speed up their own request most first
+        i = max((i for i in range(len(left)) if left[i]), key=lambda i: left[i][0] / gains[i])
+        more = left[i].pop(0)
+        product *= (gains[i] + more) / gains[i]
+        gains[i] += more
+        seconds = KNEE.step_s(sequences + len(scores), 0)
+        allowed = sequences == 1 or seconds <= LONGEST * plain
+        scores.append(product * (plain / seconds) ** sequences if allowed else 0.0)
     kept = controller.choose(proposals, sequences, sequences, 0, 0.0)
     sent = sum(map(len, kept))
-    assert speeds[sent] == pytest.approx(max(speeds), rel=0.0501)
+    if sent:
+        assert scores[sent] == pytest.approx(max(scores))
+        assert scores[sent] > MARGIN**sequences * (1 - 1e-9)
+    else:
+        assert max(scores) <= MARGIN**sequences * (1 + 1e-9)
     for tree, whole in zip(kept, drafts, strict=True):
         assert all(-1 <= parent < i for i, parent in enumerate(tree.parents))
         assert set(tree.tokens) <= set(whole.tokens)

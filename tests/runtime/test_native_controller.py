@@ -66,7 +66,8 @@ def play(controller: Controller, seed: int, requests: int, steps: int, table: Co
         rows = sequences + rng.randrange(3)
         kept = controller.choose(proposals, rows, sequences, context, 1e-5 * len(asked)) if asked else []
         told.append([(t.tokens, t.parents, t.levels) for t in kept])
-        controller.step(rows + sum(map(len, kept)), context, table.step_s(rows + sum(map(len, kept)), context) * rng.uniform(0.8, 2.0))
+        nodes = sum(map(len, kept))
+        controller.step(rows + nodes, context, table.step_s(rows + nodes, context) * rng.uniform(0.8, 2.0), nodes)
         for proposal in proposals:
             controller.learn(proposal, text(rng, proposal.tree))
         for i, drafter in drafters.items():

@@ -1,0 +1,82 @@
+"""Text that the model itself writes, by our own engine: what `mlsdc train --self-generate N` learns from."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mlsdc.compiler.errors import CompileError
+
+if TYPE_CHECKING:
+    from mlsdc.runtime.engine import Engine
+
+Text = tuple[Sequence[int], int]  # tokens, and where the model's own begin
+SAMPLED, TOP_K = 0.7, 40  # all answers but the first ones
+LEAST = 16  # tokens of context that a prompt must leave
+
+
+def kept_texts(args: argparse.Namespace) -> Path:
+    """The file of generated text beside the output, written unless it is there: a run that goes on must learn from the same text.
+
+    Its lines, {"tokens": [...], "start": n}, are training data like any other. Raises CompileError.
+    """
+    from mlsdc.compiler.config import load_config
+
+    path = Path(args.output.replace("{kind}", "heads")).with_suffix(".texts.jsonl")
+    if not path.parent.is_dir():
+        raise CompileError(f"-o: {path.parent}: no such folder")
+    if not path.exists():
+        partial = path.with_name(path.name + ".partial")
+        with partial.open("w", encoding="utf-8") as file:
+            data = [Path(name) for name in args.data]
+            for tokens, start in self_generated(load_config(args.config), data, args.self_generate, args.seed, args.threads):
+                file.write(json.dumps({"tokens": list(tokens), "start": start}) + "\n")
+        os.replace(partial, path)
+    return path
+
+
+def self_generated(config: Any, data: Sequence[Path], num_tokens: int, seed: int, threads: int) -> Iterator[Text]:
+    """The model's own answers to the prompts of `data`, again and again until `num_tokens` are said. Raises CompileError."""
+    import dataclasses
+    import tempfile
+
+    from mlsdc.compiler.cli_compile import compile_or_fetch
+    from mlsdc.compiler.heads.data import read_prompts
+    from mlsdc.runtime.engine import Engine
+
+    if num_tokens < 1:
+        raise CompileError(f"--self-generate: {num_tokens}, expected a number of tokens")
+    prompts = read_prompts(data)
+    with tempfile.TemporaryDirectory() as folder:
+        artifact = Path(folder) / "plain.mlsdc"
+        compile_or_fetch(dataclasses.replace(config, cascade=()), artifact)
+        with Engine.load(artifact, threads=threads) as engine:
+            yield from answers(engine, prompts, num_tokens, seed)
+
+
+def answers(engine: Engine, prompts: Sequence[Any], num_tokens: int, seed: int, at_once: int = 32, most: int = 256) -> Iterator[Text]:
+    """Every prompt greedily, then every prompt sampled, and so on: first the likeliest answer, then others. Raises CompileError."""
+    from mlsdc.runtime.sampling_params import SamplingParams
+
+    context = engine.manifest.limits.max_model_len
+    fitting = [tokens for prompt in prompts if len(tokens := engine.tokenize(prompt)) <= context - LEAST]
+    if not fitting:
+        raise CompileError(f"--self-generate: every prompt is longer than {context - LEAST} tokens, of limits.max_model_len {context}")
+    done = turn = 0
+    while done < num_tokens:
+        for start in range(0, len(fitting), at_once):
+            batch = fitting[start : start + at_once]
+            rooms = [min(most, context - len(prompt)) for prompt in batch]
+            params = [SamplingParams(max_tokens=room) if turn == 0 else SamplingParams(
+                max_tokens=room, temperature=SAMPLED, top_k=TOP_K, seed=seed + turn) for room in rooms]
+            for result in engine.generate(batch, params):
+                yield [*result.prompt_token_ids, *result.token_ids], len(result.prompt_token_ids)
+                done += len(result.token_ids)
+            print(f"{done} of {num_tokens} tokens", flush=True)
+            if done >= num_tokens:
+                return
+        turn += 1
