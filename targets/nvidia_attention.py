@@ -22,8 +22,8 @@ MOST_GROUP = 64  # query heads of a kv head
 
 
 def most_tile(sm: int, format: str, head_dim: int) -> int:
-    """Rows of a tile of attention that do not spill: as measured, over all formats of the tests."""
-    return 16 if sm >= 120 or (head_dim == 32 and format != "bf16") else 64
+    """Rows of a tile of attention that do not spill: as compiled (docs/gpu-results.md), else the fewest."""
+    return 64 if sm < 120 and (format == "bf16" or (sm == 90 and head_dim == 64)) else 16
 
 
 @lowers(ops_nn.Rope)

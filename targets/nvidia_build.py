@@ -22,7 +22,7 @@ from mlsdc.targets.triton_checked import checked_by
 
 # In order of preference: deep pipelines first (a page-table load in front of every K/V load halves their depth), then what spills less.
 VARIANTS = {
-    "attend_split": (Variant(4, 5), Variant(8, 5), Variant(8, 3), Variant(8, 1)),
+    "attend_split": (Variant(4, 5), Variant(8, 5), Variant(4, 3), Variant(8, 3), Variant(4, 1), Variant(8, 1)),
     "attend_combine": (Variant(1, 3),),
     "append_kv": (Variant(1, 1),),
     "rotate": (Variant(1, 1),),
