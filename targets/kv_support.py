@@ -38,7 +38,7 @@ RULES = (
 
 def device_of(target: str) -> str:
     """`cpu` or `cuda`, by the target's table entry."""
-    return "cuda" if "nvidia" in TARGETS[target].where else "cpu"
+    return "cpu" if TARGETS[target].where.endswith(":cpu_target") else "cuda"
 
 
 def refused(target: str, format: str, head_dim: int) -> str:

@@ -14,6 +14,7 @@ from mlsdc.runtime.step import Limits
 from mlsdc.targets import TARGETS, make_target
 from mlsdc.targets.amd import AmdTarget, misfit
 from mlsdc.targets.hardware import AMD_GPUS
+from mlsdc.targets.kv_support import refused
 
 LIMITS = Limits(max_model_len=128, max_num_seqs=2, max_num_batched_tokens=16, max_logit_rows=8, max_tree_nodes=7)
 
@@ -63,6 +64,11 @@ def test_an_artifact_for_it_cannot_be_served(device: str) -> None:
         Artifact(Path("m.mlsdc"), manifest).pick_target(device)
     assert str(caught.value).startswith("m.mlsdc: built for mi300x, which is compile-only: this runtime does not launch AMD kernels")
     assert "\n" not in str(caught.value)
+
+
+def test_cache_formats_are_those_of_the_triton_kernels() -> None:
+    assert refused("mi300x", "int8", 80) == refused("h100", "int8", 80) != ""
+    assert refused("mi300x", "int8", 64) == ""
 
 
 def test_what_it_is_called_with_is_the_nvidia_kernels_install() -> None:
