@@ -29,7 +29,8 @@ MALFORMED = int(os.environ.get("MLSDC_MALFORMED", "1500"))
 @asynccontextmanager
 async def listening(level: Level | None = None, settings: ServerSettings | None = None, **options: Any) -> AsyncIterator[tuple[Rig, str]]:
     async with serving(level, settings, **options) as rig:
-        server = uvicorn.Server(uvicorn.Config(rig.app, port=0, lifespan="off", log_level="error"))
+        # a machine that stands still for seconds must not make the server close a connection that is asked on
+        server = uvicorn.Server(uvicorn.Config(rig.app, port=0, lifespan="off", log_level="error", timeout_keep_alive=3600))
         task = asyncio.ensure_future(server.serve())
         while not server.started:
             await asyncio.sleep(0.005)
