@@ -12,10 +12,15 @@ from mlsdc.runtime.kv_blocks import LANES, Block, Bytes, key_bytes, run_channels
 from mlsdc.runtime.kv_numbers import F32, to_f16
 
 
-def levels(x: F32, most: int) -> tuple[np.float16, np.float16, npt.NDArray[np.uint8]]:
-    """(scale, minimum, codes 0 .. most) of x: x is near scale * code + minimum, the extremes of x are the extremes of the codes."""
-    low = to_f16(x.min() + np.float32(0))  # no negative zero
-    scale = to_f16(np.maximum(x.max() - np.float32(low), np.float32(0)) * np.float32(1 / most))
+def levels(x: F32, most: int, cut: float = 0.0) -> tuple[np.float16, np.float16, npt.NDArray[np.uint8]]:
+    """(scale, minimum, codes 0 .. most) of x: x is near scale * code + minimum, the extremes of x are the extremes of the codes.
+
+    `cut`, a power of two or 0, is the share of the range that is left to each side of them.
+    """
+    least, largest = x.min() + np.float32(0), x.max()  # no negative zero
+    beyond = (largest - least) * np.float32(cut) if cut else np.float32(0)  # exact
+    low = to_f16(least + beyond)
+    scale = to_f16(np.maximum((largest - beyond) - np.float32(low), np.float32(0)) * np.float32(1 / most))
     inverse = np.float32(1) / np.float32(scale) if scale > 0 else np.float32(0)
     return scale, low, np.clip(np.rint((x - np.float32(low)) * inverse), 0, most).astype(np.uint8)
 
@@ -28,6 +33,7 @@ class _Parts(Block):
     """
 
     bits_: ClassVar[int]
+    cut: ClassVar[float] = 0.0  # of `levels`
     unit: ClassVar[int]  # bytes of a word of keys, or of half a vector of values
     rotated = True
 
@@ -95,7 +101,7 @@ class _TokenLevels(_Parts):
         run = self.run(len(x))
         *planes, tops = self._split(block, run)
         every = np.zeros(run * self.parts, np.uint8)
-        tops[0, slot], tops[1, slot], every[: len(x)] = levels(x, self.most)
+        tops[0, slot], tops[1, slot], every[: len(x)] = levels(x, self.most, self.cut)
         for plane, packed in zip(planes, (self.pack(every), self.pack_high(every)), strict=True):
             if len(plane):
                 tokens = self.view(plane, len(packed))
@@ -158,7 +164,7 @@ class ChannelKeys(_Parts):
         *planes, tops = self._split(block, head_dim)
         codes = np.empty(xs.shape, np.uint8)
         for c in range(head_dim):
-            tops[0, c], tops[1, c], codes[:, c] = levels(xs[:, c], self.most)
+            tops[0, c], tops[1, c], codes[:, c] = levels(xs[:, c], self.most, self.cut)
         for plane, packed in zip(planes, (self.pack(codes), self.pack_high(codes)), strict=True):
             if len(plane):
                 key_bytes(plane, packed.shape[1])[:] = packed.reshape(page_size // LANES, LANES, -1, 4)
@@ -216,11 +222,15 @@ class Int3Values(TokenValues):
 
 
 class Int2Keys(ChannelKeys):
+    """Four codes over the middle seven eighths of the range lose less than over all of it; with more bits that is not so."""
+
     name = "int2"
     bits_ = 2
+    cut = 1 / 16
 
 
 class Int2Values(TokenValues):
     name = "int2"
     bits_ = 2
+    cut = 1 / 16
     grouped = True

@@ -104,6 +104,17 @@ class Paged(TirParams):
         return self.format.keys.most
 
     @property
+    def key_cut(self) -> float:
+        """Share of the range that is left to each side of the codes."""
+        assert isinstance(self.format.keys, TokenKeys | ChannelKeys)
+        return self.format.keys.cut
+
+    @property
+    def value_cut(self) -> float:
+        assert isinstance(self.format.values, TokenValues)
+        return self.format.values.cut
+
+    @property
     def key_high(self) -> int:
         """Words of a token's plane of highest bits, 0 where there is none."""
         assert isinstance(self.format.keys, TokenKeys | ChannelKeys)

@@ -22,6 +22,11 @@ def code_bits(block: Block) -> int:
     return block.bits_ if isinstance(block, TokenKeys | TokenValues | ChannelKeys) else (16 if block.name == "bf16" else 8)
 
 
+def code_cut(block: Block) -> float:
+    """Of levels: the share of a range that is left to each side of the codes (runtime/kv_levels.py)."""
+    return block.cut if isinstance(block, TokenKeys | TokenValues | ChannelKeys) else 0.0
+
+
 @dataclass(frozen=True)
 class Paged:
     """What every kernel over pages knows: a page, its layers' format (`int8/fp8` where keys and values differ), a step's limits."""
@@ -83,6 +88,15 @@ class Paged:
     @property
     def value_top(self) -> float:
         return TOPS.get(self.kv.values.name, 2.0**self.value_bits - 1)
+
+    @property
+    def key_cut(self) -> float:
+        """Of levels: the share of a range that is left to each side of the codes."""
+        return code_cut(self.kv.keys)
+
+    @property
+    def value_cut(self) -> float:
+        return code_cut(self.kv.values)
 
     @property
     def key_words(self) -> int:
