@@ -79,7 +79,7 @@ class _Parts(Block):
         halves = high.reshape(*high.shape[:-1], -1, 1, self.unit) >> np.array([[0], [4]], np.uint8)
         nibbles = halves.reshape(*high.shape[:-1], -1)[..., : packed.shape[-1]]
         top = np.concatenate([nibbles >> k & 1 for k in range(self.parts)], axis=-1)
-        return (low | top << self.low_bits).astype(np.float32)
+        return np.asarray(low | top << self.low_bits, np.float32)
 
 
 class _TokenLevels(_Parts):
