@@ -139,7 +139,10 @@ class Scheduler:
 
     def _share_drafts(self, items: list[StepItem], spare: int) -> int:
         """Set the items' node budgets, equal shares of `spare` rows; no sequence is preempted for a draft. Returns their sum."""
-        if self.waiting or len(self.running) > len(items):
+        prompts = len(self.running) > len(items)
+        if prompts and self.pacer.stretch is not None:
+            return 0  # their rows make the step as long as it may be
+        if self.waiting or prompts:
             spare //= 2
         total = 0
         for i, item in enumerate(items):

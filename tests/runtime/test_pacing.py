@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from fake_device import VOCAB, continuation, make_engine
+from proposers import random_trees
 
 from mlsdc.runtime.errors import CapacityError
 from mlsdc.runtime.pacing import TILE, ChunkPacer
@@ -80,6 +81,26 @@ def test_longer_steps_with_drafts_do_not_make_chunks_longer() -> None:
             last = nodes
         limits.append(pacer.limit(256))
     assert limits == [16, 16]
+
+
+def test_nothing_is_drafted_beside_the_chunks_of_a_prompt() -> None:
+    with make_engine(random_trees(0), max_model_len=400, num_pages=600, max_num_batched_tokens=64) as engine:
+        engine.scheduler.restrict(max_stretch=1.5)
+        short = engine.submit([1, 2], SamplingParams(max_tokens=300))
+        while not short.statistics.drafted:
+            engine.step()
+        long = engine.submit([3] * 300, SamplingParams(max_tokens=2))
+        engine.step()  # it is admitted in this one
+        before, tokens = short.statistics.drafted, short.num_output
+        steps = 0
+        while not long.num_output:
+            engine.step()
+            steps += 1
+        assert steps > 3
+        assert short.statistics.drafted == before
+        assert short.num_output == tokens + steps
+        assert engine.wait(short).token_ids == continuation([1, 2], 300)
+        assert short.statistics.drafted > before
 
 
 def test_decoding_goes_on_while_a_long_prompt_comes_in_chunks_and_texts_do_not_change() -> None:
