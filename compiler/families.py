@@ -72,13 +72,13 @@ _FILE = ("logits", "cache", "gguf")
 
 FAMILIES: tuple[Family, ...] = (
     Family("Llama 2", "llama", "grouped keys, SwiGLU", proofs=_ALL, gguf="llama"),
-    Family("Llama 3", "llama", "llama3 RoPE scaling", {"rope_parameters": _LLAMA3}, _FILE, "llama"),
+    Family("Llama 3", "llama", "llama3 RoPE scaling", {"rope_parameters": _LLAMA3}, (*_TEXT, "gguf"), "llama"),
     Family("SmolLM, SmolLM2", "llama", "tied embeddings, one kv head", {
-        "tie_word_embeddings": True, "num_key_value_heads": 1}, _FILE, "llama"),
-    Family("TinyLlama", "llama", "biases everywhere", {"attention_bias": True, "mlp_bias": True}, _GRAPH),
-    Family("Llama, YaRN", "llama", "yarn RoPE scaling", {"rope_parameters": _YARN}, _FILE, "llama"),
-    Family("Llama, linear", "llama", "linear RoPE scaling", {"rope_parameters": _rope("linear", factor=4.0)}, _FILE, "llama"),
-    Family("Llama, dynamic", "llama", "dynamic NTK RoPE within its length", {"rope_parameters": _rope("dynamic", factor=4.0)}, _GRAPH),
+        "tie_word_embeddings": True, "num_key_value_heads": 1}, (*_TEXT, "gguf"), "llama"),
+    Family("TinyLlama", "llama", "biases everywhere", {"attention_bias": True, "mlp_bias": True}),
+    Family("Llama, YaRN", "llama", "yarn RoPE scaling", {"rope_parameters": _YARN}, (*_TEXT, "gguf"), "llama"),
+    Family("Llama, linear", "llama", "linear RoPE scaling", {"rope_parameters": _rope("linear", factor=4.0)}, (*_TEXT, "gguf"), "llama"),
+    Family("Llama, dynamic", "llama", "dynamic NTK RoPE within its length", {"rope_parameters": _rope("dynamic", factor=4.0)}),
     Family("Mistral", "mistral", "sliding window", {"sliding_window": 20, "head_dim": 32}),
     Family("Qwen2, Qwen2.5", "qwen2", "biases on q, k and v", proofs=_ALL, gguf="qwen2"),
     Family("Qwen3", "qwen3", "QK-norm", {"head_dim": 32}, _ALL, "qwen3"),
@@ -86,13 +86,13 @@ FAMILIES: tuple[Family, ...] = (
     Family("OLMo 2", "olmo2", "norms behind attention and MLP, QK-norm over all heads", {}, _GRAPH),
     Family("Granite", "granite", "scaled embeddings, residuals and logits", {
         "embedding_multiplier": 2.0, "residual_multiplier": 0.5, "logits_scaling": 3.0, "attention_multiplier": 0.2}, _GRAPH),
-    Family("Phi-3", "phi3", "fused QKV and gate-up", proofs=("logits", "cache", "gguf", "onnx", "onnx-in"), gguf="phi3"),
+    Family("Phi-3", "phi3", "fused QKV and gate-up", proofs=_ALL, gguf="phi3"),
     Family("Phi-3, long", "phi3", "longrope, the long factors", {
-        "rope_parameters": _LONGROPE, "original_max_position_embeddings": 64}, _FILE, "phi3"),
+        "rope_parameters": _LONGROPE, "original_max_position_embeddings": 64}, (*_TEXT, "gguf"), "phi3"),
     Family("Phi-4-mini", "phi3", "the same, RoPE over part of a head", {
         "rope_parameters": _rope("default", partial_rotary_factor=0.75)}, (*_TEXT, "gguf"), "phi3"),
     Family("Mixtral", "mixtral", "2 of 4 experts a token", {
-        "num_local_experts": 4, "sliding_window": None}, (*_TEXT, "gguf"), "llama"),
+        "num_local_experts": 4, "sliding_window": None}, (*_TEXT, "gguf", "onnx"), "llama"),
     Family("Qwen3-MoE", "qwen3_moe", "3 of 8 experts, weights normalised, QK-norm", {
         "head_dim": 32, "num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 64, "norm_topk_prob": True},
         (*_TEXT, "gguf"), "qwen3moe"),

@@ -40,6 +40,12 @@ class Emit:
         self.nodes.append(helper.make_node(kind, inputs, [name], name=name, domain=domain, doc_string=self.node.origin, **attributes))
         return name
 
+    def second(self, kind: str, *inputs: str, **attributes: Any) -> str:
+        """Append one ONNX node of two outputs; the second one."""
+        first, second = self._fresh(), self._fresh()
+        self.nodes.append(helper.make_node(kind, inputs, [first, second], name=second, doc_string=self.node.origin, **attributes))
+        return second
+
     def result(self, kind: str, *inputs: str, **attributes: Any) -> str:
         """The node that makes the IR value itself."""
         return self.op(kind, *inputs, out=self.node.name, **attributes)

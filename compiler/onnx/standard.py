@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from mlsdc.compiler import ops_capture, ops_core, ops_nn
+from mlsdc.compiler import ops_capture, ops_core, ops_moe, ops_nn
 from mlsdc.compiler.onnx.emit import ELEMENTS, Emit
 from mlsdc.compiler.ops import Op
 from mlsdc.compiler.types import DType
@@ -219,3 +219,24 @@ def sdpa(e: Emit, op: ops_capture.Sdpa, x: tuple[str, ...]) -> str:
         scores = e.op("Where", seen, scores, e.constant(-np.inf, np.float32))
     return e.result("Unsqueeze", e.op("MatMul", e.op("Softmax", scores, axis=-1), v), e.sizes(0))
 
+
+@writes(ops_moe.TopIndex)
+def top_index(e: Emit, op: ops_moe.TopIndex, x: tuple[str, ...]) -> str:
+    return e.result("Cast", e.second("TopK", *x, e.sizes(op.k), axis=-1), to=ELEMENTS[DType.I32])
+
+
+@writes(ops_moe.Take)
+def take(e: Emit, op: ops_moe.Take, x: tuple[str, ...]) -> str:
+    return e.result("GatherElements", *x, axis=1)
+
+
+@writes(ops_moe.ExpertLinear)
+def expert_linear(e: Emit, op: ops_moe.ExpertLinear, x: tuple[str, ...]) -> str:
+    """Each slot multiplies by its own copy of an expert's matrix: for looking and comparing, not for speed."""
+    value, weight, index, *bias = x
+    columns = e.static(weight, 1)
+    turned = e.op("Transpose", e.op("Reshape", weight, e.sizes(op.experts, -1, columns)), perm=[0, 2, 1])
+    product = e.op("MatMul", e.op("Unsqueeze", value, e.sizes(2)), e.op("Gather", turned, index, axis=0))
+    if not bias:
+        return e.result("Squeeze", product, e.sizes(2))
+    return e.result("Add", e.op("Squeeze", product, e.sizes(2)), e.op("Gather", bias[0], index, axis=0))

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from mlsdc.compiler.capture.gguf_source import MODEL_TYPES, WITH_EXPERTS
 from mlsdc.compiler.cli import main
 from mlsdc.compiler.cli_models import markdown
 from mlsdc.compiler.families import FAMILIES, PROOFS, SOURCES
 
 
-def test_the_docs_have_the_table(root: Path) -> None:
+@pytest.mark.parametrize("file", ["README.md", "docs/models.md"])
+def test_the_docs_have_the_table(root: Path, file: str) -> None:
     """`mlsdc models --markdown` prints what stands between the marks."""
-    text = (root / "docs" / "models.md").read_text(encoding="utf-8")
+    text = (root / file).read_text(encoding="utf-8")
     _, _, rest = text.partition("<!-- mlsdc models --markdown -->\n")
     assert rest.partition("\n<!-- end -->")[0] == markdown()
 
