@@ -140,7 +140,7 @@ class Scheduler:
     def _share_drafts(self, items: list[StepItem], spare: int) -> int:
         """Set the items' node budgets, equal shares of `spare` rows; no sequence is preempted for a draft. Returns their sum."""
         prompts = len(self.running) > len(items)
-        if prompts and self.pacer.stretch is not None:
+        if self.pacer.stretch is not None and (prompts or (self.waiting and self._can_admit(self.waiting[0]))):
             return 0  # their rows make the step as long as it may be
         if self.waiting or prompts:
             spare //= 2

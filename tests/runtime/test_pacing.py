@@ -89,9 +89,8 @@ def test_nothing_is_drafted_beside_the_chunks_of_a_prompt() -> None:
         short = engine.submit([1, 2], SamplingParams(max_tokens=300))
         while not short.statistics.drafted:
             engine.step()
-        long = engine.submit([3] * 300, SamplingParams(max_tokens=2))
-        engine.step()  # it is admitted in this one
         before, tokens = short.statistics.drafted, short.num_output
+        long = engine.submit([3] * 300, SamplingParams(max_tokens=2))
         steps = 0
         while not long.num_output:
             engine.step()
