@@ -15,7 +15,7 @@ INCLUDE = re.compile(r'include "triton/([^"]+\.jinja)"')
 FORMAT = re.compile(r'include "triton/(\w+_)" ~ [^"]+ ~ "([^"]+)"')
 
 DIGESTS = {
-    "append_kv": "75e5e17eded627bc9d9b307e135c35d748b189ba3d90d75e2b7f9af89a2638a8",
+    "append_kv": "8d8dfeccadaae0dc8798289d2acc8963eff3d89952038272c591aef1bb8dfebb",
     "argmax_join": "150b58019f82cf691b0f67c1cdbf75df349ba1e70371f0a6413e52f02e0ad877",
     "argmax_part": "ff21092b79beaf7b60fa9e13534b37281538eeb95d26662d222ec1c811d3cfb1",
     "attend_combine": "76c59e1b1853c9f590caafbba350951e0dd7e6fe234e0765cec3980a235c6bf6",
@@ -32,7 +32,7 @@ DIGESTS = {
     "linear_q": "096f256c7a931466895668b06e7dcba6d9fa00e480f28af381522d59ea9b87eb",
     "pad_heads": "96c8b3c3d5abda3ae824678e12b4e1e3de0e29fbd79845c2b2de6ed558822845",
     "quantise": "2545d8ced677356650bb3676eab90107c19a0125c049b22cf5a46a6f6ac9a9ea",
-    "quantise_kv": "64021819936259c8f8f5ed8372ff0b931aa341987ebc7ca2ef7f7f9320c01fa7",
+    "quantise_kv": "44d916a1a6ba67bd8373049fb8a416fd67dafe64dddccba1a72d9b3c1ef523ca",
     "reduce": "7a33f5f881919a7244a68f39c579b6b5257b9b1568e5cb7a88037f3fceb43033",
     "rms_norm": "85471cd394489a493cb27b671355d9cd4aad0c1ddb97aea93c2218449eba0e70",
     "rope": "d10ed2f35e62005dfb854be1b9fbcd96968074363745fc03ecaf3a2a3cb09271",
