@@ -131,7 +131,7 @@ def test_costs_are_learned_of_the_rows_that_ran_not_of_those_that_were_proposed(
             ran.append(int(buffers.header[Header.ROWS]))
             run()
 
-        def step(rows: int, context: int, seconds: float) -> None:
+        def step(rows: int, context: int, seconds: float, nodes: int = 0) -> None:
             told.append(rows)
             assert rows == ran[-1]
 
