@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -98,17 +99,17 @@ class Manifest:
         return self.levels[-1]
 
     def to_json(self) -> str:
-        return json.dumps(asdict(self), indent=1, sort_keys=True) + "\n"
+        return seal(asdict(self))
 
     @staticmethod
     def from_json(text: str, where: Path | str) -> Manifest:
-        """Raises ArtifactError, naming `where`, for another format number or anything malformed."""
+        """Raises ArtifactError, naming `where`, for another format number, anything malformed, or fields that are not its digest's."""
         try:
             raw = json.loads(text)
             if raw["format"] != FORMAT:
                 raise ArtifactError(
                     f"{where}: artifact format {raw['format']}, this runtime reads format {FORMAT}: run `mlsdc compile` again")
-            return Manifest(
+            manifest = Manifest(
                 model=ModelInfo(**{**raw["model"], "eos_token_ids": tuple(raw["model"]["eos_token_ids"])}),
                 limits=Limits(**raw["limits"]),
                 levels=tuple(
@@ -127,7 +128,22 @@ class Manifest:
                 rank=raw["rank"],
                 format=raw["format"],
             )
+            if raw["digest"] != digest(raw):
+                raise ArtifactError(f"{where}: it was edited: its fields are not those it was written with; compile again")
+            return manifest
         except ArtifactError:
             raise
         except (ValueError, KeyError, TypeError, AttributeError, IndexError, MlsdcError) as error:
             raise ArtifactError(f"{where}: not a manifest ({type(error).__name__}: {error}); compile again") from None
+
+
+def seal(fields: Mapping[str, Any]) -> str:
+    """A manifest's text: its fields, and their digest. Kernels are built for these limits and this cache: with others they would read
+    beyond the end of buffers."""
+    return json.dumps({**fields, "digest": digest(fields)}, indent=1, sort_keys=True) + "\n"
+
+
+def digest(fields: Mapping[str, Any]) -> str:
+    """Sha256 of all fields but the digest itself."""
+    plain = json.loads(json.dumps({name: value for name, value in fields.items() if name != "digest"}))
+    return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()

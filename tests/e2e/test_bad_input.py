@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from mlsdc.compiler.pack import hash_files
+from mlsdc.runtime.manifest import seal
 
 
 def mlsdc(*argv: str, cwd: Path, before: str = "") -> str:
@@ -61,7 +62,7 @@ def other_isa(artifact: Path) -> None:
     path = artifact / "manifest.json"
     manifest = json.loads(path.read_text())
     manifest["targets"][0]["requires"].append("amx-future")
-    path.write_text(json.dumps(manifest))
+    path.write_text(seal(manifest))
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import pytest
 from mlsdc.runtime.artifact import Artifact
 from mlsdc.runtime.errors import ArtifactError
 from mlsdc.runtime.kv_format import KvGeometry
-from mlsdc.runtime.manifest import KernelInfo, LevelInfo, Manifest, ModelInfo, Plan, TargetInfo
+from mlsdc.runtime.manifest import KernelInfo, LevelInfo, Manifest, ModelInfo, Plan, TargetInfo, seal
 from mlsdc.runtime.program import ProgramSpec
 from mlsdc.runtime.safetensors import header_sha256
 from mlsdc.runtime.step import Limits
@@ -65,7 +65,7 @@ def root(tmp_path: Path) -> Path:
 def edit(root: Path, change: Any) -> None:
     raw = json.loads((root / "manifest.json").read_text())
     change(raw)
-    (root / "manifest.json").write_text(json.dumps(raw))
+    (root / "manifest.json").write_text(seal(raw))
 
 
 def test_an_untouched_artifact_opens_and_verifies(root: Path) -> None:
@@ -138,6 +138,28 @@ def test_a_manifest_cut_anywhere_is_refused(root: Path) -> None:
         (root / "manifest.json").write_text(text[:size])
         with pytest.raises(ArtifactError, match="not a manifest"):
             Artifact.open(root)
+
+
+PLANS: dict[str, Any] = {
+    "page size": lambda raw: raw["levels"][1]["kv"].update(page_size=32),
+    "format": lambda raw: raw["levels"][1]["kv"].update(format="int8"),
+    "layers": lambda raw: raw["levels"][1]["kv"].update(num_layers=1), "heads": lambda raw: raw["levels"][1]["kv"].update(num_kv_heads=2),
+    "heads that are no number": lambda raw: raw["levels"][1]["kv"].update(num_kv_heads="1"),
+    "head size": lambda raw: raw["levels"][1]["kv"].update(head_dim=32), "sequences": lambda raw: raw["limits"].update(max_num_seqs=8),
+    "context": lambda raw: raw["limits"].update(max_model_len=128), "vocabulary": lambda raw: raw["model"].update(vocab_size=20),
+    "digest": lambda raw: raw.update(digest="0" * 64), "no digest": lambda raw: raw.pop("digest"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_a_plan_its_kernels_were_not_built_for_is_refused(root: Path, name: str) -> None:
+    """Each is a value that could be true; pages and buffers of that size would be read beyond their end."""
+    raw = json.loads((root / "manifest.json").read_text())
+    PLANS[name](raw)
+    (root / "manifest.json").write_text(json.dumps(raw))
+    with pytest.raises(ArtifactError, match=r"manifest\.json: (it was edited|not a manifest)") as caught:
+        Artifact.open(root)
+    assert "\n" not in str(caught.value)
 
 
 def test_bytes_that_are_no_text_are_refused(root: Path) -> None:
