@@ -39,7 +39,7 @@ FILES = ("model.safetensors", "pytorch_model.bin", "medusa_lm_head.safetensors",
 
 def read_foreign(path: Path, kind: str, source: ModelSource) -> HeadFile:
     """`path` is the checkpoint's folder. Raises HeadError, naming the file and all tensors that are missing or that nothing reads."""
-    config = _config(path)
+    config = read_config(path)
     tensors = _tensors(path)
     read = _read_medusa if kind == "medusa" else _read_eagle3
     return read(path, config, tensors, source)
@@ -78,7 +78,7 @@ def _read_eagle3(path: Path, config: Mapping[str, Any], tensors: Mapping[str, Ar
     if scaled not in ("default", None):
         raise HeadError(f"{path.name}/config.json: RoPE of type '{scaled}'; heads with plain RoPE are read")
     made = EagleConfig(
-        hidden, target_hidden, vocab, int(config.get("draft_vocab_size") or vocab), _taps(config, speculators, count), heads,
+        hidden, target_hidden, vocab, int(config.get("draft_vocab_size") or vocab), aux_layers(config, speculators, count), heads,
         int(layer.get("num_key_value_heads") or heads), int(layer.get("head_dim") or hidden // heads),
         _number(path, layer, "intermediate_size"), float(layer.get("rms_norm_eps", 1e-6)),
         float(layer.get("rope_theta") or rope.get("rope_theta") or 10000.0), style="eagle3",
@@ -94,7 +94,7 @@ def _read_eagle3(path: Path, config: Mapping[str, Any], tensors: Mapping[str, Ar
     return _file(path, made, names, tensors, d2t, ("d2t", "t2d"))
 
 
-def _taps(config: Mapping[str, Any], speculators: bool, layers: int) -> tuple[int, ...]:
+def aux_layers(config: Mapping[str, Any], speculators: bool, layers: int) -> tuple[int, ...]:
     """Layers passed."""
     if speculators:
         listed = config.get("eagle_aux_hidden_state_layer_ids")
@@ -123,7 +123,7 @@ def _file(path: Path, config: HeadConfig, names: Mapping[str, str], tensors: Map
     return HeadFile(path.name, config, ours, check_d2t(path.name, d2t.astype(np.int64), config).astype(np.int32))
 
 
-def _config(path: Path) -> dict[str, Any]:
+def read_config(path: Path) -> dict[str, Any]:
     if not path.is_dir():
         raise HeadError(f"{path.name}: neither a file of `mlsdc train --level heads` nor a folder with config.json and weights")
     try:

@@ -1,4 +1,4 @@
-"""Medusa heads from an ONNX file: hidden states in, logits of every head out.
+"""Heads from an ONNX file: an EAGLE-3 head (onnx_eagle), or Medusa heads, hidden states in, logits of every head out.
 
 The file's graph is converted as a decoder's is (capture/onnx_graph), and then read from each head's logits back to the hidden states:
 
@@ -18,18 +18,20 @@ from mlsdc.compiler.capture.onnx_file import OnnxFile
 from mlsdc.compiler.capture.onnx_graph import OnnxGraph
 from mlsdc.compiler.capture.source import WithConstants
 from mlsdc.compiler.errors import HeadError
-from mlsdc.compiler.graph import Weight
 from mlsdc.compiler.heads.checkpoint import HeadFile, check_tensors
 from mlsdc.compiler.heads.config import MedusaConfig
-from mlsdc.compiler.ops_core import Binary, Cat, Reshape, Unary
-from mlsdc.compiler.ops_nn import Linear
+from mlsdc.compiler.heads.onnx_eagle import read_eagle
+from mlsdc.compiler.heads.onnx_walk import Walk
+from mlsdc.compiler.ops_core import Binary, Cat, Unary
 
 
 def read_onnx(path: Path, kind: str, source: ModelSource) -> HeadFile:
     """Raises HeadError, CaptureError, naming the file."""
-    if kind != "medusa":
-        raise HeadError(f"{path.name}: heads of kind '{kind}' are not read from ONNX files; medusa heads are")
+    if kind not in ("medusa", "eagle"):
+        raise HeadError(f"{path.name}: heads of kind '{kind}' are not read from ONNX files; medusa and eagle heads are")
     file = OnnxFile.open(path)
+    if kind == "eagle":
+        return read_eagle(file, source)
     hidden = int(source.config["hidden_size"])
     graph = OnnxGraph(file, 64, "heads", features=hidden)
     outputs = graph.values(*(value.name for value in file.model.graph.output))
@@ -54,11 +56,8 @@ def read_onnx(path: Path, kind: str, source: ModelSource) -> HeadFile:
     return HeadFile(path.name, made, tensors, np.arange(vocab, dtype=np.int32))
 
 
-class _Heads:
-    """Reads a converted graph backwards."""
-
-    def __init__(self, label: str, graph: OnnxGraph) -> None:
-        self.label, self.graph = label, graph
+class _Heads(Walk):
+    meant = "a Medusa head is x + silu(linear(x)), once or more, and a linear to the vocabulary"
 
     def parts(self, output: str) -> list[str]:
         """The logits of each head: outputs of their own, or stacked along a new first axis."""
@@ -82,32 +81,9 @@ class _Heads:
         """`value` = x + silu(linear(x)): x, and the tensors of the linear."""
         if self.graph.op(value) != Binary("add"):
             raise self.refused(value, "x + silu(linear(x))")
-        for x, active in (self.graph.inputs(value), self.graph.inputs(value)[::-1]):
+        for x, active in self.either(value):
             if self.graph.op(active) == Unary("silu"):
                 inner, names = self.linear(self.graph.inputs(active)[0], "silu of a linear")
                 if self.unshaped(inner) == self.unshaped(x):
                     return x, names
         raise self.refused(value, "x + silu(linear(x))")
-
-    def linear(self, value: str, wanted: str) -> tuple[str, tuple[str, ...]]:
-        """Its input and its tensors."""
-        value = self.unshaped(value)
-        if not isinstance(self.graph.op(value), Linear):
-            raise self.refused(value, wanted)
-        x, *weights = self.graph.inputs(value)
-        names = []
-        for weight in weights:
-            op = self.graph.op(weight)
-            if not isinstance(op, Weight):
-                raise self.refused(weight, "a tensor of the file")
-            names.append(op.sources[0])
-        return x, tuple(names)
-
-    def unshaped(self, value: str) -> str:
-        while isinstance(self.graph.op(value), Reshape):
-            (value,) = self.graph.inputs(value)
-        return value
-
-    def refused(self, value: str, wanted: str) -> HeadError:
-        return HeadError(f"{self.label}: '{value}' is made by {self.graph.op(value).opname}, expected {wanted}; "
-                         "a Medusa head is x + silu(linear(x)), once or more, and a linear to the vocabulary")

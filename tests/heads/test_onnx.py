@@ -109,8 +109,8 @@ def test_another_kind_of_block_is_refused_by_its_op(tmp_path: Path) -> None:
         open_heads(path, "medusa", SOURCE)
 
 
-def test_eagle_heads_of_an_onnx_file_are_refused(tmp_path: Path) -> None:
-    path = tmp_path / "eagle.onnx"
+def test_exits_of_an_onnx_file_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "exit.onnx"
     path.write_bytes(b"")
-    with pytest.raises(HeadError, match=r"^eagle\.onnx: heads of kind 'eagle' are not read from ONNX files; medusa heads are$"):
-        open_heads(path, "eagle", SOURCE)
+    with pytest.raises(HeadError, match=r"^exit\.onnx: heads of kind 'exit' are not read from ONNX files; medusa and eagle heads are$"):
+        open_heads(path, "exit", SOURCE)
