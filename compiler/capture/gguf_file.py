@@ -87,6 +87,8 @@ class GgufFile:
 
     def _tensor_info(self) -> tuple[str, tuple[int, ...], int, int]:
         name = self._string()
+        if not name.isprintable():
+            raise CaptureError(f"{self.where}: a tensor's name at byte {self._at} is {name!r:.80}; the file is corrupt")
         rank = self._scalar("I")
         if not 1 <= rank <= 4:
             raise CaptureError(f"{self.where}: tensor '{name}' has rank {rank}, expected 1 to 4")

@@ -37,21 +37,27 @@ class Known:
         self._memo: dict[tuple[str, int], Array] = {}
 
     def known(self, name: str) -> bool:
-        """Whether the value follows from the sequence's length."""
-        pending = [name]
+        """Whether the value follows from the sequence's length. Raises CaptureError where it is made of itself."""
+        pending, waiting = [name], set[str]()
         while pending:  # by hand: graphs are deeper than Python's stack
             top = pending[-1]
             if top in self._known:
                 pending.pop()
                 continue
             node = self.maker.get(top)
-            if node is None or node.op_type in ("Shape", "Size", "Constant"):
+            if top in self.file.initializers:
+                self._known[top] = True
+            elif node is None or node.op_type in ("Shape", "Size", "Constant"):
                 self._known[top] = top != self.tokens
             elif node.domain not in ("", "ai.onnx"):
                 self._known[top] = False
             else:
                 missing = [value for value in node.input if value not in self._known]
                 if missing:
+                    if top in waiting:
+                        where = f"{self.file.path.name}: node '{node.name or node.op_type}'"
+                        raise CaptureError(f"{where} makes '{top}' of itself: the graph has a cycle")
+                    waiting.add(top)
                     pending.extend(missing)
                     continue
                 self._known[top] = all(self._known[value] for value in node.input)

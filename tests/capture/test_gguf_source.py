@@ -8,7 +8,7 @@ from typing import Any
 import gguf
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from mlsdc.compiler.capture import load_source
@@ -97,6 +97,8 @@ def test_any_flipped_byte_loads_or_is_one_line(tiny: Path, tmp_path: Path) -> No
     path = tmp_path / "flipped.gguf"
 
     @given(st.integers(0, 2000), st.integers(1, 255))
+    @example(data.index(b"blk.0.attn_q.weight") - 7, 1)  # a longer name, with what follows it
+    @example(data.index(b"blk.0.attn_q.weight") - 8, 0x13 ^ 0x73)
     def flip(at: int, bits: int) -> None:
         path.write_bytes(data[:at] + bytes([data[at] ^ bits]) + data[at + 1 :])
         errors = []
