@@ -300,7 +300,8 @@ def test_a_step_wakes_an_event_loop_once_for_all_of_its_requests() -> None:
         async with AsyncEngine(inner) as engine:
             tasks = [asyncio.create_task(engine.generate([i], few(5))) for i in range(4)]
             await gate.wait()
-            while len(inner._inbox) < 3:  # the others, submitted by threads
+            scheduler = inner.scheduler
+            while len(inner._inbox) + len(scheduler.running) + len(scheduler.waiting) < 4:  # submitted by threads, before this step or in it
                 await asyncio.sleep(0)
             steps = 0
 
