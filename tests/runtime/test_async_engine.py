@@ -301,7 +301,7 @@ def test_a_step_wakes_an_event_loop_once_for_all_of_its_requests() -> None:
             tasks = [asyncio.create_task(engine.generate([i], few(5))) for i in range(4)]
             await gate.wait()
             scheduler = inner.scheduler
-            while len(inner._inbox) + len(scheduler.running) + len(scheduler.waiting) < 4:  # submitted by threads, before this step or in it
+            while len(inner._inbox) + len(scheduler.running) + len(scheduler.waiting) < 4:  # threads submit them
                 await asyncio.sleep(0)
             steps = 0
 
