@@ -67,8 +67,7 @@ class KvPool(Pages):
 
     def can_ever_hold(self, num_tokens: int, num_scratch: int) -> bool:
         """Whether one sequence of so many cached tokens fits, if it has the whole pool to itself."""
-        needs = self._needs(self.pages_for(self._first(num_tokens, 0)), num_scratch, num_tokens)
-        return sum(-(-count // level.least_cut) for level, count in needs.items()) <= self.source.num_slabs
+        return self._fits_alone(self._first(num_tokens, 0), num_scratch)
 
     def lookup(self, tokens: Sequence[int]) -> list[int]:
         """Pages that already hold the longest known prefix of `tokens`, of full pages, at least one token being left to compute."""
@@ -76,8 +75,7 @@ class KvPool(Pages):
 
     def can_allocate(self, tokens: Sequence[int], room: int, num_scratch: int = 0) -> bool:
         """Whether `allocate` with the same arguments would succeed."""
-        hits, _ = self._find(tokens)
-        room = self._first(max(room, len(tokens)), len(hits) * self.page_size)
+        hits, _, room = self._start(tokens, max(room, len(tokens)), num_scratch)
         idle_hits = sum(1 for page in hits if not self._owners[page])
         needs = self._needs(self.pages_for(room) - len(hits), num_scratch, room)
         needs[self] += idle_hits
@@ -90,9 +88,8 @@ class KvPool(Pages):
         """
         if not self.can_allocate(tokens, room, num_scratch):
             raise self._full(f"{max(room, len(tokens))} tokens")
-        hits, chain = self._find(tokens)
         goal = max(room, len(tokens))
-        room = self._first(goal, len(hits) * self.page_size)
+        hits, chain, room = self._start(tokens, goal, num_scratch)
         for page in hits:
             self._own(page)
         cached = len(hits) * self.page_size
@@ -103,9 +100,7 @@ class KvPool(Pages):
         with self.source.reserving(self._needs(self.pages_for(room) - len(hits), num_scratch, room, asleep)):
             if self.wide is not None and hits:
                 self.wide.restore(chain, table, cached)
-            self._fill(table, room, num_scratch)
-            if self.wide is not None:
-                self.wide.grow(table, cached, room)
+            self._fill(table, room, num_scratch, cached)
         return table
 
     def can_share(self, parent: PageTable, num_tokens: int, written: int) -> bool:
@@ -136,7 +131,7 @@ class KvPool(Pages):
             table.num_sealed, table.chain = parent.num_sealed, parent.chain
         self._tables[table] = None
         with self.source.reserving(following if self.source.can_take(following) else needs):
-            self._fill(table, num_tokens, num_scratch)
+            self._fill(table, num_tokens, num_scratch, num_tokens)
             if self.wide is not None:
                 self.wide.copy_tail(parent, table, num_tokens)
         return table
@@ -172,10 +167,7 @@ class KvPool(Pages):
                     self._release(table.pages[i])
                     table.pages[i] = page
                 table.forked = False  # what lies before is full
-            while len(table.pages) < self.pages_for(room):
-                table.pages.append(self._take())
-            if self.wide is not None:
-                self.wide.grow(table, written, room)
+            self._fill(table, room, 0, written)
 
     def hold(self, table: PageTable, room: int, num_scratch: int, written: int = 0) -> tuple[PageTable, bool]:
         """A drafting level's table with `room` positions of its own, a new one if it is empty; False if there is no room.
@@ -311,15 +303,32 @@ class KvPool(Pages):
             needs[self.wide] = self.wide.grow_needs(table, room)
         return needs
 
-    def _fill(self, table: PageTable, room: int, num_scratch: int) -> None:
-        """The pages `_needs` counted."""
+    def _fill(self, table: PageTable, room: int, num_scratch: int, written: int) -> None:
+        """The pages `_needs` counted, for `room` positions of which those from `written` on are about to be written."""
         while len(table.pages) < self.pages_for(room):
             table.pages.append(self._take())
         wide = self.wide or self
         while len(table.scratch) < num_scratch:
             table.scratch.append(wide._take())
-        while self.wide is not None and len(table.tail) < min(-(-room // self.wide.tail.page_size), self.wide.tail.num_pages):
-            table.tail.append(self.wide._take())
+        if self.wide is not None:
+            self.wide.grow(table, written, room)
+
+    def _fits_alone(self, room: int, num_scratch: int) -> bool:
+        """Whether pages for `room` positions fit, if no other sequence has any."""
+        needs = self._needs(self.pages_for(room), num_scratch, room)
+        return sum(-(-count // level.least_cut) for level, count in needs.items()) <= self.source.num_slabs
+
+    def _start(self, tokens: Sequence[int], goal: int, num_scratch: int) -> tuple[list[int], int, int]:
+        """What a sequence begins with: known pages, the chain they end, and positions to have pages for at once.
+
+        With a window these come on top of the known pages, however many those are: where even the whole pool is too small for both, the
+        prefix is computed again, or the sequence would wait for ever.
+        """
+        hits, chain = self._find(tokens)
+        room = self._first(goal, len(hits) * self.page_size)
+        if hits and self.window is not None and not self._fits_alone(room, num_scratch):
+            return [], ROOT, self._first(goal, 0)
+        return hits, chain, room
 
     def _first(self, room: int, written: int) -> int:
         """Positions to have pages for at once, where `room` are wanted and `written` are there."""

@@ -105,6 +105,26 @@ def test_a_drafting_levels_pages_slide_without_asking_the_pool() -> None:
     assert table.gap_end == (992 - 63) // 16
 
 
+@given(WINDOWS, st.sampled_from([16, 32, 64]), st.integers(1, 100), st.integers(0, 40), st.integers(0, 300))
+def test_a_sequence_that_the_pool_can_hold_begins_however_much_of_it_is_known(
+        window: KvWindow, page_size: int, chunk: int, spare: int, more: int) -> None:
+    memory = Bytes(page_size)
+    pool = pool_of(window, window.most_pages(10**9, chunk, page_size) + spare, page_size, memory, most_rows=chunk)
+    tokens = list(range(pool.num_pages * page_size + more))
+    for length in (len(tokens) - more, len(tokens)):  # the second finds what the first left
+        assert pool.can_ever_hold(length, 0)
+        table = pool.allocate(tokens[:length], length)
+        for start in range(table.num_cached, length, chunk):
+            end = min(length, start + chunk)
+            pool.prepare(table, start, end)
+            check_read(window, memory, table, tokens, start)
+            memory.write(table, tokens, start, end)
+            pool.seal(table, tokens, end)
+        check_read(window, memory, table, tokens, length)
+        pool.check_integrity([table])
+        pool.free(table)
+
+
 def test_what_left_the_window_is_not_reached_again() -> None:
     pool = pool_of(KvWindow(64, 4), 40, 16, Bytes(16))
     table = pool.allocate([1] * 300, 300)
