@@ -52,7 +52,11 @@ class Drafting:
     def _compose(self, dropped: Collection[str]) -> None:
         """Levels that do not pay are left out: they are neither asked nor fed."""
         self.level = compose(self.levels, self._infos, self._target, dropped)
-        self.reads_target = self.level is not None and self.level.reads_target
+
+    @property
+    def reads_target(self) -> bool:
+        """Whether `stepped` is to be called."""
+        return self.level is not None and self.level.reads_target
 
     @property
     def controller(self) -> Controller:
@@ -127,16 +131,12 @@ class Drafting:
     def _draft_natively(self, batch: NgramBatch, items: Sequence[StepItem], room: int, rows: int, sequences: int, context: int) -> None:
         """`draft` of requests whose proposals come from an n-gram level alone: two native calls for all of them."""
         start = self.clock()
+        items = [item for item in items if item.budget]
+        # all of them before the first is asked: where slots run out, everything moves, and what `ask` has written is lost
+        seats = [batch.seat(item.request.id) or batch.sit(item.request.id, self._slot(item.request)) for item in items]
         asked = []
-        for item in items:
-            if not item.budget:
-                continue
+        for item, seat in zip(items, seats, strict=True):
             request = item.request
-            seat = batch.seat(request.id)
-            if seat is None:
-                drafter = self._drafter(request)
-                assert isinstance(drafter, SlotDrafter)
-                seat = batch.sit(request.id, drafter)
             if seat.state is None:
                 if not self.controller.welcome(seat.drafter, sequences):
                     continue
@@ -160,6 +160,11 @@ class Drafting:
         drafter = self._drafters.get(request.id)
         if drafter is None:
             drafter = self._drafters[request.id] = self.controller.drafter(request.id)
+        return drafter
+
+    def _slot(self, request: Request) -> SlotDrafter:
+        drafter = self._drafter(request)
+        assert isinstance(drafter, SlotDrafter)
         return drafter
 
     def _state(self, request: Request) -> LevelState:

@@ -71,7 +71,8 @@ class NgramBatch:
         return self._seats.get(number)
 
     def sit(self, number: int, drafter: SlotDrafter) -> Seat:
-        """Give a request a seat."""
+        """Give a request a seat. Nobody is asked yet in this step."""
+        assert not self._asked
         if self._grown != self.controller.grown:
             self._bind()
         seat = self._seats[number] = Seat(drafter)
@@ -101,14 +102,14 @@ class NgramBatch:
         new = seat.before - seen
         if new > STAGED or not state.has_room(new):
             state.observe(tokens[seen:])
-            if state.words is not seat.words:
-                self.begin(seat, state)
             new = 0
         elif new:
             first, stage = slot * STAGED, self._staged
             for i in range(new):
                 stage[first + i] = tokens[seen + i]
             state.num_observed = seat.before
+        if state.words is not seat.words:  # its block moved, here or where it was asked by itself
+            self.begin(seat, state)
         budget = min(budget, self.level.max_nodes, MAX_NODES)
         self._counts[2 * slot] = new
         self._counts[2 * slot + 1] = 1

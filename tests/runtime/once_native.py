@@ -51,3 +51,11 @@ def native_lists(factory: pytest.TempPathFactory, name: str, specs: Sequence[Ker
         return ctypes.cast(getattr(symbols, f"{ENTRY}{key}"), ctypes.c_void_p).value or 0
 
     return lambda calls: HostList(run, pool, address, calls)
+
+
+def ngram_library() -> tuple[str, list[KernelSpec]]:
+    """Name and functions of the one library that all tests of n-gram drafts use: of orders 1 and 4."""
+    pytest.importorskip("tvm")
+    from mlsdc.targets.cpu_sample import ngram_specs
+
+    return "ngram", [spec for order in (1, 4) for spec in ngram_specs(order)]

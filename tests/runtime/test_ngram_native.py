@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from once_native import native_functions
+from once_native import native_functions, ngram_library
 
 from mlsdc.runtime.device.base import NativeFunction
 from mlsdc.runtime.errors import ArtifactError
@@ -27,9 +27,7 @@ FLAT = st.lists(st.integers(0, 60), max_size=150)  # contexts with more follower
 
 @pytest.fixture(scope="module")
 def functions(tmp_path_factory: pytest.TempPathFactory) -> Functions:
-    from mlsdc.targets.cpu_sample import ngram_specs
-
-    return native_functions(tmp_path_factory, "ngram", [spec for order in ORDERS for spec in ngram_specs(order)])
+    return native_functions(tmp_path_factory, *ngram_library())
 
 
 def info(**params: float) -> LevelInfo:
