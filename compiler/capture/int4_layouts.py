@@ -89,6 +89,7 @@ def gptq(parts: Mapping[str, Array], group_size: int, zero_offset: int) -> Int4:
 def packed(parts: Mapping[str, Array], group_size: int) -> Int4:
     """The same for compressed-tensors."""
     words, scales = parts["weight_packed"], parts["weight_scale"]
+    expect("weight_shape", parts["weight_shape"], (2,))
     n, k = (int(size) for size in parts["weight_shape"])
     groups = check_groups(k, group_size)
     expect("weight_packed", words, (n, -(-k // 8)))

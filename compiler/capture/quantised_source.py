@@ -71,8 +71,10 @@ class QuantisedWeights:
             raise CaptureError(f"{where}: config.json says it is quantised, but no tensor '*.{marker}'"
                                f"{'' if isinstance(scheme, Int4Scheme) else ' is ' + E4M3} is there")
         needed = scheme.parts if isinstance(scheme, Int4Scheme) else ("weight", scheme.scale)
-        held = set(names)
+        self._held = held = frozenset(names)
         for prefix in self._linears.values():
+            if len(shape := base.shape(prefix + marker)) != 2:
+                raise CaptureError(f"{where}: tensor '{prefix}{marker}' has shape {list(shape)}, expected the two sizes of a linear's")
             for part in needed:
                 if prefix + part not in held:
                     raise CaptureError(f"{where}: has '{prefix}{marker}' but no '{prefix}{part}'")
@@ -125,8 +127,8 @@ class QuantisedWeights:
         return Blocks("int4" if exact else "int4 with zero points", codes.shape, int4_blocks(codes, zeros, scales))
 
     def _int4(self, name: str, scheme: Int4Scheme) -> Int4:
-        prefix, held = self._linears[name], set(self._base.names())
-        parts = {part: self._part(prefix + part) for part in (*scheme.parts, *scheme.optional) if prefix + part in held}
+        prefix = self._linears[name]
+        parts = {part: self._part(prefix + part) for part in (*scheme.parts, *scheme.optional) if prefix + part in self._held}
         try:
             return scheme.unpack(parts)
         except ValueError as error:

@@ -183,6 +183,7 @@ def test_a_missing_part_is_one_line(name: str, part: str, message: str, tmp_path
     ("fp8 by channel", scaled("weight_scale", lambda t: t[:7]), lambda facts: facts, "has shape [7, 1], expected [128, 1] or [1]"),
     ("fp8 of transformers", scaled("weight_scale_inv", lambda t: t[:1]), lambda facts: facts, "expected [2, 4]: one a block of 64 x 32"),
     ("fp8 by channel", scaled("weight_scale", lambda t: t * float("nan")), lambda facts: facts, "has values that are not finite"),
+    ("packed", scaled("weight_shape", lambda t: t[:1]), lambda facts: facts, "weight_shape has shape [1], expected [2]"),
     ("awq", scaled("qweight", lambda t: t.float()), lambda facts: facts, "q_proj.qweight' has dtype F32, expected I32 or I64"),
 ])  # fmt: skip
 def test_a_part_that_does_not_fit_is_one_line(name: str, tensors: Any, config: Any, message: str, tmp_path: Path) -> None:
@@ -191,6 +192,14 @@ def test_a_part_that_does_not_fit_is_one_line(name: str, tensors: Any, config: A
         weights.read(Q_PROJ)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("name", "part"), [
+    ("awq", "qweight"), ("gptq", "qweight"), ("packed", "weight_packed"), ("fp8 by tensor", "weight"),
+])  # fmt: skip
+def test_a_tensor_that_is_no_matrix_is_one_line(name: str, part: str, tmp_path: Path) -> None:
+    with pytest.raises(CaptureError, match=rf"^tiny: tensor '.*q_proj.{part}' has shape \[[0-9]+\], expected the two sizes of a linear's$"):
+        load_source(changed(tmp_path, name, scaled(part, lambda t: t.reshape(-1))))
 
 
 def test_blocks_with_scales_that_are_not_finite_are_refused(tmp_path: Path) -> None:
