@@ -46,6 +46,10 @@ class ChunkPacer:
         self._began = now if decoding else None
         self._prompt_rows = prompt_rows
 
+    def rest(self) -> None:
+        """Nobody runs any more: the time until the next step begins is no step's."""
+        self._began = None
+
     def _learn(self, seconds: float, drafted: bool) -> None:
         if self._prompt_rows == 0:
             longest = self._plain_s if drafted and self._plain_s is not None else seconds
@@ -57,7 +61,7 @@ class ChunkPacer:
 
 
 def _blend(old: float | None, new: float) -> float:
-    """A moving average that one hiccup of the machine cannot move far."""
-    if old is None:
+    """A moving average that one hiccup of the machine cannot move far. Of 0 (a row that was free) there is no twice as much."""
+    if not old:
         return new
     return old + FRESH * (min(new, 2 * old) - old)

@@ -74,6 +74,8 @@ class Scheduler:
             request.parent.forks.remove(request)
         self._release_forks(request)
         self.pool.free(request.table)
+        if not self.running:
+            self.pacer.rest()
 
     def requests(self) -> Iterator[Request]:
         for request in (*self.running, *self.waiting):

@@ -68,6 +68,36 @@ def test_a_hiccup_does_not_move_the_pace_far() -> None:
     assert TILE <= pacer.limit(256) <= 2 * before
 
 
+def test_prompt_rows_that_seemed_free_once_are_priced_when_they_are_not() -> None:
+    """The first chunk is seen beside a plain step that was slow, so that its rows cost nothing; each costs a fifth of a plain step."""
+    pacer, now = ChunkPacer(3.0), 0.0
+    for i in range(40):
+        rows = pacer.limit(256) if i % 2 else 0
+        pacer.step(now, rows, decoding=True)
+        now += 1.0 if i == 0 else 0.005 + 0.001 * rows
+    assert pacer.limit(256) == TILE
+
+
+def test_the_time_in_which_nobody_asks_is_no_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A first request of two tokens, then nothing for an hour; clocks tell 5 ms a step."""
+    now = 0.0
+
+    def clock() -> float:
+        nonlocal now
+        now += 0.005
+        return now
+
+    monkeypatch.setattr("mlsdc.runtime.scheduler.time.perf_counter", clock)
+    with make_engine(None) as engine:
+        engine.scheduler.restrict(max_stretch=1.5)
+        engine.generate([[1, 2]], SamplingParams(max_tokens=2))
+        now += 3600
+        engine.generate([[1, 2]], SamplingParams(max_tokens=20))
+        plain_s = engine.scheduler.pacer._plain_s
+    assert plain_s is not None
+    assert plain_s < 1
+
+
 def test_longer_steps_with_drafts_do_not_make_chunks_longer() -> None:
     """A plain step takes 5 ms, one with nodes 7, a prompt row 0.5; every fourth step is plain, and prompts come beside some of both."""
     limits = []
