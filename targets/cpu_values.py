@@ -16,12 +16,13 @@ from mlsdc.compiler.types import GROUP, DType, KvType, TensorType
 from mlsdc.runtime.device.cpu import CpuLevel, CpuProgram
 from mlsdc.runtime.device.host_list import ERROR
 from mlsdc.runtime.errors import DeviceError
-from mlsdc.runtime.kv_format import KvGeometry, to_bf16
+from mlsdc.runtime.kv_format import to_bf16
 from mlsdc.runtime.program import ArenaArg, InputArg, Launch
 from mlsdc.runtime.step import Array, Header
 from mlsdc.targets.cpu_layout import unpack_a8
 from mlsdc.targets.values import COUNTS, fine_of
 from mlsdc.templates.params import padded
+from mlsdc.templates.params_pages import chunk_of
 
 NativeValue = Array | A8 | A16 | KvState
 RESULT = {DType.F32: "Y", DType.I32: "Y", DType.A8: "YQ", DType.A16: "YQ"}  # names in kernel ABIs of what a launch writes
@@ -62,13 +63,14 @@ def pages_of(level: CpuLevel) -> KvState:
 def read_recent(level: CpuLevel, recent: Array, layer: int, rows: Array) -> None:
     """Set a layer's 16-bit forms in `recent` (interpret_state.KvState): those of the step's rows, which are in the arena now."""
     geometry, positions = level.geometry, level.buffers.positions
-    chunk = KvGeometry("bf16", 16, 1, geometry.num_kv_heads, geometry.head_dim)
+    chunk = chunk_of(geometry)
     for row in range(int(level.buffers.header[Header.ROWS])):
         page, slot = divmod(int(positions[row]), geometry.page_size)
-        start = row // 16 * chunk.page_bytes
+        place, at = divmod(row, chunk.page_size)
+        start = place * chunk.page_bytes
         for head in range(geometry.num_kv_heads):
             for which, x in enumerate(chunk.read(rows[start : start + chunk.page_bytes], 0, head)):
-                recent[page, layer, head, slot, which] = to_bf16(x[row % 16])
+                recent[page, layer, head, slot, which] = to_bf16(x[at])
 
 
 def read_value(level: CpuLevel, graph: Graph, launch: Launch, recent: Array | None = None) -> NativeValue | None:

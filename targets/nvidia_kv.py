@@ -28,8 +28,6 @@ def unsupported(geometry: KvGeometry) -> str | None:
     return None
 
 
-
-
 def kernel(params: Paged, *abi: str) -> KernelSpec:
     return KernelSpec(params.template, params, abi)
 

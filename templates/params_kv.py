@@ -9,9 +9,9 @@ from mlsdc.runtime.kv_blocks import NestedKeys, NestedValues, run_channels
 from mlsdc.runtime.kv_format import KvFormat, KvGeometry
 from mlsdc.runtime.kv_levels import ChannelKeys, TokenKeys, TokenValues
 from mlsdc.runtime.kv_numbers import rotation_size
-from mlsdc.runtime.kv_tail import Tail
 from mlsdc.runtime.step import Limits
 from mlsdc.templates.params import TirParams, named, padded
+from mlsdc.templates.params_pages import OverPages
 
 SPAN = 256  # positions of one attention work item: a multiple of the block of 64 (law L2: spans and blocks are by position)
 DOTS = ("int8", "int8n", "int4-token", "int4", "int3", "int2")  # key and value formats that meet integer dots
@@ -21,7 +21,7 @@ FEW_REGISTERS = 6
 
 
 @dataclass(frozen=True)
-class Paged(TirParams):
+class Paged(OverPages, TirParams):
     """What every kernel over pages knows: the geometry of a page, a layer whose format it is for, and the limits of a step."""
 
     geometry: KvGeometry = named("")  # type: ignore[assignment]
@@ -154,31 +154,6 @@ class Paged(TirParams):
         return run_channels(self.head_dim, self.value_parts)
 
     @property
-    def grouped(self) -> bool:
-        return self.geometry.grouped
-
-    @property
-    def tail(self) -> Tail:
-        """Of a grouped geometry."""
-        assert self.geometry.tail is not None
-        return self.geometry.tail
-
-    @property
-    def wide(self) -> KvGeometry:
-        """Of a grouped geometry: that of its 16-bit pages."""
-        assert self.geometry.wide is not None
-        return self.geometry.wide
-
-    @property
-    def chunk(self) -> KvGeometry:
-        """Of a grouped geometry: a step's own committed rows in 16 bits lie in the arena as one layer's pages of 16 rows, in order."""
-        return KvGeometry("bf16", 16, 1, self.kv_heads, self.head_dim)
-
-    @property
-    def chunk_bytes(self) -> int:
-        return padded(self.limits.max_num_batched_tokens, 16) // 16 * self.chunk.page_bytes
-
-    @property
     def max_groups(self) -> int:
         """Groups that one commit may fill."""
         return self.seqs * (1 + self.limits.max_tree_nodes // self.page_size)
@@ -190,14 +165,6 @@ class Paged(TirParams):
     @property
     def seqs(self) -> int:
         return self.limits.max_num_seqs
-
-    @property
-    def pages_per_seq(self) -> int:
-        return self.limits.pages_per_seq(self.page_size)
-
-    @property
-    def scratch_pages(self) -> int:
-        return self.limits.scratch_pages(self.tail.page_size if self.grouped else self.page_size)
 
     @property
     def max_commits(self) -> int:

@@ -118,17 +118,10 @@ class LinearBf16(Rows):
 
 
 @dataclass(frozen=True)
-class LinearF8(Rows):
-    """y[rows, n] = (x[rows, k] @ E[n, k]^T) * s[n] + bias, x f32, E in 16-row blocks of e4m3 (targets/cpu_layout.py), sums in f32."""
+class LinearF8(LinearBf16):
+    """The same with a scale a row: y[rows, n] = (x[rows, k] @ E[n, k]^T) * s[n] + bias, E in 16-row blocks of e4m3."""
 
     stem = "linear_f8"
-    n: int = 0
-    k: int = 0
-    bias: bool = False
-
-    @property
-    def n_padded(self) -> int:
-        return padded(self.n, 16)
 
 
 @dataclass(frozen=True)

@@ -8,12 +8,11 @@ from typing import ClassVar
 from mlsdc.runtime.kv_blocks import Block
 from mlsdc.runtime.kv_format import KvFormat, KvGeometry, format_named
 from mlsdc.runtime.kv_levels import ChannelKeys, TokenKeys, TokenValues
-from mlsdc.runtime.kv_tail import Tail
 from mlsdc.runtime.step import BLOCK, Limits
+from mlsdc.templates.params_pages import OverPages
 from mlsdc.templates.params_triton import digest, power_of_two
 
 TRITON_FORMATS = ("bf16", "int8", "fp8", "int4-token", "int4", "int2")  # that there are fragments for
-CHUNK_ROWS = 16  # rows of a page in the arena that holds a step's own rows in 16 bits
 TOPS = {"bf16": 0.0, "int8": 127.0, "fp8": 448.0}  # what a token's scale takes its largest channel to; other formats have levels
 
 
@@ -28,7 +27,7 @@ def code_cut(block: Block) -> float:
 
 
 @dataclass(frozen=True)
-class Paged:
+class Paged(OverPages):
     """What every kernel over pages knows: a page, its layers' format (`int8/fp8` where keys and values differ), a step's limits."""
 
     template: ClassVar[str]
@@ -130,44 +129,6 @@ class Paged:
     @property
     def k_bytes(self) -> int:
         return self.geometry.format_bytes(self.kv)[0]
-
-    @property
-    def pages_per_seq(self) -> int:
-        return self.limits.pages_per_seq(self.geometry.page_size)
-
-    @property
-    def scratch_pages(self) -> int:
-        return self.limits.scratch_pages(self.slot_page)
-
-    @property
-    def slot_page(self) -> int:
-        """Tokens of a page that holds drafted rows."""
-        return self.tail.page_size if self.grouped else self.geometry.page_size
-
-    @property
-    def grouped(self) -> bool:
-        return self.geometry.grouped
-
-    @property
-    def tail(self) -> Tail:
-        """Of a grouped geometry."""
-        assert self.geometry.tail is not None
-        return self.geometry.tail
-
-    @property
-    def wide(self) -> KvGeometry:
-        """Of a grouped geometry: that of its 16-bit pages."""
-        assert self.geometry.wide is not None
-        return self.geometry.wide
-
-    @property
-    def chunk(self) -> KvGeometry:
-        """Of a grouped geometry: a step's own committed rows in 16 bits lie in the arena as one layer's pages, in order."""
-        return KvGeometry("bf16", CHUNK_ROWS, 1, self.geometry.num_kv_heads, self.geometry.head_dim)
-
-    @property
-    def chunk_bytes(self) -> int:
-        return -(-self.limits.max_num_batched_tokens // CHUNK_ROWS) * self.chunk.page_bytes
 
     @property
     def heads_block(self) -> int:

@@ -11,10 +11,8 @@ from mlsdc.templates.params_triton_rows import PART, LinearQ, RowParams
 
 
 @dataclass(frozen=True)
-class TopK(RowParams):
-    """`top_k_part` and `top_k_join`: the k largest of n columns, less the largest, their indices, and the sum of exp(x - largest)."""
-
-    template: ClassVar[str] = "top_k_part"
+class _Chosen(RowParams):
+    """k of n columns."""
 
     n: int
     k: int
@@ -22,6 +20,13 @@ class TopK(RowParams):
     @property
     def key(self) -> str:
         return self.named(f"n{self.n}", f"k{self.k}")
+
+
+@dataclass(frozen=True)
+class TopK(_Chosen):
+    """`top_k_part` and `top_k_join`: the k largest of n columns, less the largest, their indices, and the sum of exp(x - largest)."""
+
+    template: ClassVar[str] = "top_k_part"
 
     @property
     def part(self) -> int:
@@ -46,17 +51,10 @@ class TopKJoin(TopK):
 
 
 @dataclass(frozen=True)
-class TopIndex(RowParams):
+class TopIndex(_Chosen):
     """`top_index`: indices of the k largest of n columns, largest first."""
 
     template: ClassVar[str] = "top_index"
-
-    n: int
-    k: int
-
-    @property
-    def key(self) -> str:
-        return self.named(f"n{self.n}", f"k{self.k}")
 
     @property
     def block(self) -> int:
@@ -64,17 +62,10 @@ class TopIndex(RowParams):
 
 
 @dataclass(frozen=True)
-class Take(RowParams):
+class Take(_Chosen):
     """`take`: k of n columns by index."""
 
     template: ClassVar[str] = "take"
-
-    n: int
-    k: int
-
-    @property
-    def key(self) -> str:
-        return self.named(f"n{self.n}", f"k{self.k}")
 
     @property
     def block(self) -> int:

@@ -13,7 +13,6 @@ PART = 4096  # columns of a row that one program looks at in argmax and sampling
 MOST_SUPER = 8  # groups of 32 columns that one turn of a linear's loop multiplies
 
 
-
 @dataclass(frozen=True)
 class RowParams:
     """`count`: the header word that counts the rows, `max_rows` the most there can be: a8 values put their scales behind that many rows."""
