@@ -22,9 +22,10 @@ LEAST = 16  # tokens of context that a prompt must leave
 def kept_texts(args: argparse.Namespace) -> Path:
     """The file of generated text beside the output, written unless it is there: a run that goes on must learn from the same text.
 
-    Its lines, {"tokens": [...], "start": n}, are training data like any other. Raises CompileError.
+    Its lines, {"tokens": [...], "start": n}, are training data like any other. Raises CompileError, also for a file of fewer tokens.
     """
     from mlsdc.compiler.config import load_config
+    from mlsdc.compiler.heads.data import num_said
 
     path = Path(args.output.replace("{kind}", "heads")).with_suffix(".texts.jsonl")
     if not path.parent.is_dir():
@@ -36,6 +37,11 @@ def kept_texts(args: argparse.Namespace) -> Path:
             for tokens, start in self_generated(load_config(args.config), data, args.self_generate, args.seed, args.threads):
                 file.write(json.dumps({"tokens": list(tokens), "start": start}) + "\n")
         os.replace(partial, path)
+        return path
+    said = num_said(path)
+    if said < args.self_generate:
+        raise CompileError(f"--self-generate: {args.self_generate}, but {path} is there, of {said} tokens: remove it for text anew")
+    print(f"{path} is there and learned from: {said} tokens; remove it for text anew", flush=True)
     return path
 
 

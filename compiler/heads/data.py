@@ -54,6 +54,17 @@ def read_prompts(paths: Sequence[Path]) -> list[Any]:
     return prompts
 
 
+def num_said(path: Path) -> int:
+    """Tokens that count in a file of `--self-generate`. Raises HeadError for a line that is not one of its."""
+    total = 0
+    for where, record in _records(path):
+        try:
+            total += len(record["tokens"]) - int(record["start"])
+        except (TypeError, ValueError, KeyError) as error:
+            raise HeadError(f"{where}: not a record of --self-generate ({type(error).__name__}: {error})") from None
+    return total
+
+
 def _records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     try:
         with (gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8")) as file:

@@ -41,6 +41,14 @@ def test_counts_and_heads_learn_from_what_the_model_says(model: Path, tmp_path: 
     written = (tmp_path / "own.texts.jsonl").stat().st_mtime_ns
     assert dispatch(heads) == 0  # the same command again learns from the same text
     assert (tmp_path / "own.texts.jsonl").stat().st_mtime_ns == written
+    assert "own.texts.jsonl is there and learned from: " in capsys.readouterr().out
+
+
+def test_kept_text_of_fewer_tokens_than_asked_for_is_not_taken(model: Path, tmp_path: Path) -> None:
+    (tmp_path / "own.texts.jsonl").write_text('{"tokens": [1, 2, 3, 4, 5], "start": 2}\n')
+    with pytest.raises(CompileError, match=r"^--self-generate: 300, but .*own.texts.jsonl is there, of 3 tokens: remove it for text anew$"):
+        dispatch(["train", str(model), "--level", "counts", "--data", str(tmp_path / "p.jsonl"), "--self-generate", "300",
+                  "-o", str(tmp_path / "own.counts")])
 
 
 def test_a_number_of_tokens_is_wanted(model: Path, tmp_path: Path) -> None:
