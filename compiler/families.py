@@ -113,13 +113,15 @@ FAMILIES: tuple[Family, ...] = (
 
 _DECODED = "decoded to f32, then quantised as model.yaml says"
 BLOCKS: Mapping[str, str] = {
-    "Q4_0": _DECODED, "Q4_1": "blocks keep their own grid in q8", "Q5_0": _DECODED, "Q5_1": _DECODED, "Q8_0": _DECODED,
+    "Q4_0": "repacked as stored into q4 and q8", "Q4_1": "repacked as stored into q4; blocks keep their own grid in q8",
+    "Q5_0": _DECODED, "Q5_1": _DECODED, "Q8_0": "repacked as stored into q8",
     "Q2_K": _DECODED, "Q3_K": _DECODED, "Q4_K": _DECODED, "Q5_K": _DECODED, "Q6_K": _DECODED,
     "F32": _DECODED, "F16": _DECODED, "BF16": _DECODED,
 }  # fmt: skip
 
 SOURCES: tuple[Source, ...] = (
     Source("Hugging Face folder", "config.json, safetensors (f32, f16, bf16; sharded or not), tokenizer.json, chat template", "reads"),
+    Source("the same, quantised", "AWQ, GPTQ, FP8 and int4 of compressed-tensors, FP8 of transformers", "reads"),
     Source("GGUF file", "the same model, tokenizer and chat template from llama.cpp's metadata", "reads"),
     Source("ONNX file", "a decoder of opset 13 to 24, external data too, with config.json and tokenizer.json beside it", "reads"),
     *(Source(f"GGUF {kind}", what, "exact", kind) for kind, what in BLOCKS.items()),

@@ -10,6 +10,7 @@ from mlsdc.compiler.capture.gguf_source import MODEL_TYPES, WITH_EXPERTS
 from mlsdc.compiler.cli import main
 from mlsdc.compiler.cli_models import markdown
 from mlsdc.compiler.families import FAMILIES, PROOFS, SOURCES
+from mlsdc.compiler.weight_origin import KEPT
 
 
 @pytest.mark.parametrize("file", ["README.md", "docs/models.md"])
@@ -33,6 +34,12 @@ def test_every_gguf_architecture_is_proven_and_no_other_is_claimed() -> None:
     proven = {(family.gguf, family.model_type) for family in FAMILIES if "gguf" in family.proofs}
     assert proven == set(MODEL_TYPES.items()) | set(WITH_EXPERTS.items())
     assert all(bool(family.gguf) == ("gguf" in family.proofs) for family in FAMILIES)
+
+
+def test_blocks_that_are_repacked_are_said_to_be() -> None:
+    """With the packed types that take them over."""
+    blocks = {source.block: source.what for source in SOURCES if source.block}
+    assert {(dtype, kind) for kind, what in blocks.items() for dtype, _ in KEPT if dtype in what} == {at for at in KEPT if at[1] in blocks}
 
 
 def test_the_verb_prints_every_row(capsys: object) -> None:
