@@ -116,14 +116,12 @@ class Drafting:
             start = self.clock()
             states = [self._state(item.request) for item in wanted]
             trees = level.propose_all(states, [min(item.budget, room) for item in wanted])
-            proposals = [
-                Proposal(self._drafter(item.request), tree, item.request.params.temperature > 0)
-                for item, tree in zip(wanted, trees, strict=True) if self._fits(item, tree)]
-            able = [item for item, tree in zip(wanted, trees, strict=True) if self._fits(item, tree)]
+            able = [(item, tree) for item, tree in zip(wanted, trees, strict=True) if self._fits(item, tree)]
+            proposals = [Proposal(self._drafter(item.request), tree, item.request.params.temperature > 0) for item, tree in able]
             proposed = self.clock()
             kept = self.controller.choose(proposals, rows, sequences, context, proposed - start + self._choose_s * len(proposals))
             self._choose_s += 0.1 * ((self.clock() - proposed) / max(1, len(proposals)) - self._choose_s)
-            for item, proposal, tree in zip(able, proposals, kept, strict=True):
+            for (item, _), proposal, tree in zip(able, proposals, kept, strict=True):
                 item.tree = tree
                 self._asked[item.request.id] = proposal, len(item.request.tokens)
         self._step = context, self.clock()

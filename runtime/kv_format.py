@@ -1,8 +1,9 @@
 """KV-cache formats by name, and the geometry of a page.
 
 A page holds `page_size` tokens of *all* layers of a level: `[layer][kv_head][K block | V block]`, every block at a fixed
-offset (law L3: the bytes of a key depend on its position and the tokens only). A format says how one block looks (kv_blocks.py). The
-kernels of every target are generated for exactly these bytes; the functions here are what tests compare them with.
+offset (law L3: the bytes of a key depend on its position and the tokens only). A format says how one block looks
+(kv_blocks.py, kv_levels.py). The kernels of every target are generated for exactly these bytes; the functions here are what tests
+compare them with.
 """
 
 from __future__ import annotations
@@ -162,15 +163,6 @@ class KvGeometry:
     def tail(self) -> Tail | None:
         """Of a grouped geometry: which tokens a sequence keeps in 16 bits."""
         return Tail(RECENT, self.page_size, min(WIDE_PAGE, self.page_size)) if self.grouped else None
-
-    @property
-    def recent(self) -> int:
-        """R: a group is read as quantised by queries at least so many tokens after its end."""
-        return self.tail.recent if self.tail else 0
-
-    @property
-    def tail_slots(self) -> int:
-        return self.tail.slots if self.tail else 0
 
     @cached_property
     def wide(self) -> KvGeometry | None:

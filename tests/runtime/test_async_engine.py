@@ -245,42 +245,42 @@ def test_a_broken_step_reaches_every_coroutine_and_ends_the_thread() -> None:
     asyncio.run(main())
 
 
+class Stranded:
+    """A request whose first step waits at the gate, and the event loop that reads it, about to be gone."""
+
+    def __init__(self) -> None:
+        self.inner = make_engine()
+        self.gate = Gate(self.inner)
+        self.engine = AsyncEngine(self.inner)
+        self.loop = asyncio.new_event_loop()
+        self.task = self.loop.create_task(self.engine.generate([1], few(90)))
+        self.loop.run_until_complete(self.gate.wait())
+        self.loop.run_until_complete(self.loop.shutdown_default_executor())
+
+    def lose_the_loop(self) -> None:
+        self.loop._ready.clear()  # type: ignore[attr-defined]  # as if its thread had died
+        self.loop.close()
+        self.gate.let(always=True)
+        with self.inner._news:
+            assert self.inner._news.wait_for(lambda: not self.inner.has_work and not self.inner._stepping, 60)
+        self.engine.close()
+        self.task._log_destroy_pending = False  # type: ignore[attr-defined]
+
+
 def test_a_loop_that_is_gone_aborts_its_requests() -> None:
-    inner = make_engine()
-    gate = Gate(inner)
-    engine = AsyncEngine(inner)
-    loop = asyncio.new_event_loop()
-    task = loop.create_task(engine.generate([1], few(90)))
-    loop.run_until_complete(gate.wait())
-    loop._ready.clear()  # type: ignore[attr-defined]  # as if its thread had died
-    loop.run_until_complete(loop.shutdown_default_executor())
-    loop.close()
-    gate.let(always=True)
-    with inner._news:
-        assert inner._news.wait_for(lambda: not inner.has_work and not inner._stepping, 60)
-    assert inner.pool.num_available == inner.pool.num_pages
-    engine.close()
-    task._log_destroy_pending = False  # type: ignore[attr-defined]
+    stranded = Stranded()
+    stranded.lose_the_loop()
+    assert stranded.inner.pool.num_available == stranded.inner.pool.num_pages
+    assert stranded.inner.statistics.tokens < 5
 
 
 def test_a_loop_that_closes_with_news_on_their_way_aborts_its_requests() -> None:
-    inner = make_engine()
-    gate = Gate(inner)
-    engine = AsyncEngine(inner)
-    loop = asyncio.new_event_loop()
-    task = loop.create_task(engine.generate([1], few(90)))
-    loop.run_until_complete(gate.wait())
-    loop.run_until_complete(loop.shutdown_default_executor())
-    gate.let()  # its first token is published, and the loop is called
-    assert gate.entered.acquire(timeout=60)
-    loop._ready.clear()  # type: ignore[attr-defined]
-    loop.close()
-    gate.let(always=True)
-    with inner._news:
-        assert inner._news.wait_for(lambda: not inner.has_work and not inner._stepping, 60)
-    assert inner.statistics.tokens < 5
-    engine.close()
-    task._log_destroy_pending = False  # type: ignore[attr-defined]
+    stranded = Stranded()
+    stranded.gate.let()  # its first token is published, and the loop is called
+    assert stranded.gate.entered.acquire(timeout=60)
+    stranded.lose_the_loop()
+    assert stranded.inner.pool.num_available == stranded.inner.pool.num_pages
+    assert stranded.inner.statistics.tokens < 5
 
 
 def test_a_step_wakes_an_event_loop_once_for_all_of_its_requests() -> None:

@@ -77,9 +77,10 @@ def test_a_grouped_geometry_says_what_lies_in_16_bits() -> None:
     geometry = KvGeometry("int4@2=bf16", 64, 3, 2, 80)
     assert geometry.tail == Tail(recent=32, group=64, page_size=32)
     assert geometry.wide == KvGeometry("bf16", 32, 3, 2, 80)
-    assert (geometry.recent, geometry.tail_slots) == (32, 96)
+    assert geometry.tail is not None
+    assert (geometry.tail.recent, geometry.tail.slots) == (32, 96)
     plain = KvGeometry("int8", 64, 3, 2, 80)
-    assert (plain.tail, plain.wide, plain.recent, plain.tail_slots) == (None, None, 0, 0)
+    assert (plain.tail, plain.wide) == (None, None)
 
 
 def test_int4_and_int2_are_as_small_as_promised() -> None:
@@ -87,7 +88,7 @@ def test_int4_and_int2_are_as_small_as_promised() -> None:
 
     def share(name: str, page: int) -> float:
         geometry, plain = (KvGeometry(format_, page, 30, 3, 64) for format_ in (name, "bf16"))
-        tail = geometry.tail_slots * geometry.wide.bytes_per_token if geometry.wide else 0
+        tail = geometry.tail.slots * geometry.wide.bytes_per_token if geometry.tail and geometry.wide else 0
         return (4096 * geometry.bytes_per_token + tail) / (4096 * plain.bytes_per_token)
 
     assert share("int8", 32) <= 0.52
