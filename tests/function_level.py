@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from mlsdc.runtime.controller import Controller, Drafter, Proposal
+from mlsdc.runtime.costs import Costs
 from mlsdc.runtime.engine import Engine
 from mlsdc.runtime.levels.base import Level, LevelState
 from mlsdc.runtime.tree import Tree
@@ -44,6 +45,21 @@ class SendAll(Controller):
 def sends_all(engine: Engine) -> Engine:
     """The same engine, with nothing cut from its drafts."""
     engine.drafting.controller = SendAll()
+    return engine
+
+
+class TableCosts(Costs):
+    """Steps take what the table says: a machine that is slow or busy decides nothing."""
+
+    def learn(self, rows: int, context: int, seconds: float, *, drafted: bool = False) -> None:
+        super().learn(rows, context, self._raw(rows, context), drafted=drafted)
+
+
+def steady(engine: Engine) -> Engine:
+    """The same engine with its own controller, native if the device has one: it decides by tokens and the shipped costs alone."""
+    engine.drafting.clock = lambda: 0.0
+    engine.drafting.controller = Controller(TableCosts())
+    engine.drafting.use(engine.device)
     return engine
 
 

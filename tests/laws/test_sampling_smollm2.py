@@ -9,6 +9,7 @@ import pytest
 
 from mlsdc.runtime.engine import Engine
 from mlsdc.runtime.sampling_params import SamplingParams, Speculation
+from tests.function_level import steady
 
 CHATS = [[{"role": "user", "content": text}] for text in (
     "Repeat this line four times: the quick brown fox jumps over the lazy dog.", "Write two sentences about rain.", "Count from 1 to 20.")]
@@ -24,7 +25,7 @@ OFF = Speculation(enabled=False)
 @pytest.fixture(scope="module")
 def engine(smollm2: Path) -> Iterator[Engine]:
     with Engine.load(smollm2, threads=2) as engine:
-        yield engine
+        yield steady(engine)
 
 
 def without(params: SamplingParams, **changes: object) -> SamplingParams:

@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import signal
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,13 +28,12 @@ from mlsdc.passes import PassOptions, default_pipeline
 from mlsdc.passes.shard import of_rank, sharded
 from mlsdc.runtime import Engine, SamplingParams
 from mlsdc.runtime.artifact import Artifact
-from mlsdc.runtime.controller import Controller, Drafter, Proposal
 from mlsdc.runtime.device.base import Device
 from mlsdc.runtime.device.cpu_ranks import LeadDevice
 from mlsdc.runtime.device.ranks import LedRanks
 from mlsdc.runtime.errors import DeviceError, MlsdcError
 from mlsdc.runtime.kv_format import KvGeometry
-from mlsdc.runtime.tree import Tree
+from tests.function_level import sends_all
 from tests.models.tiny import LIMITS, PAGE, after, captured, folder, tokens_for
 from tests.once import once
 
@@ -70,30 +68,11 @@ def split(artifacts: Path) -> Path:
     return artifacts / "split.mlsdc"
 
 
-class SendAll(Controller):
-    """Every proposal is verified, whatever it costs: times choose nothing."""
-
-    def __init__(self) -> None:
-        super().__init__(trace=[])
-
-    def room(self, rows: int, sequences: int, context: int) -> int:
-        return LIMITS.max_tree_nodes
-
-    def welcome(self, drafter: Drafter, sequences: int) -> bool:
-        return True
-
-    def wish(self, drafter: Drafter, budget: int) -> int:
-        return budget
-
-    def choose(self, proposals: Sequence[Proposal], rows: int, sequences: int, context: int, draft_s: float) -> list[Tree]:
-        return [proposal.tree for proposal in proposals]
-
-
 def served(artifact: Path) -> tuple[list[Any], list[np.ndarray], float]:
     """Texts, the logits of the first step's row, and how many drafts were accepted."""
     seen: list[np.ndarray] = []
     with Engine.load(artifact, threads=1) as engine:
-        engine.drafting.controller = SendAll()
+        sends_all(engine)
         engine.watch_forward(lambda buffers, logits: seen.append(logits[: int(buffers.header[2])].copy()))
         engine.generate([PROMPTS[0]], SamplingParams(max_tokens=1, ignore_eos=True))
         first = list(seen)

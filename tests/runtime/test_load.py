@@ -11,6 +11,7 @@ from proposers import LEVELS
 
 from mlsdc.runtime import Engine
 from mlsdc.runtime.bench.load import prompts, run_load, solo_runs
+from tests.function_level import steady
 
 
 @pytest.mark.parametrize("level", ["half_right", "random_trees"])
@@ -31,7 +32,7 @@ def test_two_thousand_requests_on_the_fake_device(level: str) -> None:
 @pytest.mark.model
 def test_three_hundred_requests_on_smollm2(smollm2: Path) -> None:
     with Engine.load(smollm2, threads=1, num_pages=20) as engine:
-        asked = prompts(engine)[::4]
+        asked = prompts(steady(engine))[::4]
         report = run_load(engine, asked, solo_runs(engine, asked, 10, 0.8), 300, temperature=0.8)
     assert (report.requests, report.wrong, report.leaked_pages) == (300, 0, 0)
     assert report.preemptions > 0

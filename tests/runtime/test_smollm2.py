@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from mlsdc.runtime import Artifact, AsyncEngine, DeviceError, Engine, SamplingParams, Speculation
 from mlsdc.runtime.device import open_device
+from tests.function_level import steady
 
 pytestmark = pytest.mark.model
 
@@ -29,7 +30,7 @@ OFF = Speculation(enabled=False)
 @pytest.fixture(scope="module")
 def engine(smollm2: Path) -> Iterator[Engine]:
     with Engine.load(smollm2, threads=1) as engine:
-        yield engine
+        yield steady(engine)
 
 
 @pytest.fixture(scope="module")
