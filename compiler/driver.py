@@ -294,7 +294,7 @@ def emit(module: Module, target: Target, vocab_size: int) -> tuple[dict[str, dic
             program, kernels = emit_lowering(lowering, "sample", level.name)
             programs[level.name]["sample"] = replace(program, arena_bytes=arena_bytes)
             groups.append(kernels)
-        if not level.graphs:
+        if level is not module.target:
             groups.append(tuple(target.level_functions(level.kind, level.params)))
     return programs, merge_specs(groups)
 

@@ -15,6 +15,7 @@ from mlsdc.runtime.costs import Costs
 from mlsdc.runtime.device.base import Device
 from mlsdc.runtime.levels.base import Level, LevelState
 from mlsdc.runtime.levels.compose import compose
+from mlsdc.runtime.levels.coupling import Draw
 from mlsdc.runtime.levels.ngram_native import NativeNgramLevel, NativeNgramState
 from mlsdc.runtime.manifest import Manifest
 from mlsdc.runtime.native_controller import CHOOSE, MakeList, NativeController, SlotDrafter
@@ -180,7 +181,7 @@ class Drafting:
             assert self.level is not None
             request.drafter = self.level.start()
             if request.params.temperature > 0:
-                request.drafter.couple(request.sampler.seed)  # of this choice of `n`
+                request.drafter.couple(Draw.of(request.sampler.seed, request.params))  # the seed of this choice of `n`
             if request.params.speculation is not None and request.params.speculation.levels is not None:
                 request.drafter.only(request.params.speculation.levels)
         return request.drafter

@@ -84,11 +84,9 @@ class CpuTarget(Target):
         return sample_lowering(logits, vocab_size, self.limits, base)
 
     def level_functions(self, kind: str, params: Mapping[str, Any]) -> Sequence[KernelSpec]:
-        if kind != "ngram":
-            return super().level_functions(kind, params)
-        from mlsdc.targets.cpu_sample import ngram_specs
+        from mlsdc.targets.cpu_sample import guess_specs, ngram_specs
 
-        return ngram_specs(int(params["order"]))
+        return ngram_specs(int(params["order"])) if kind == "ngram" else guess_specs()
 
     def packed_bytes(self, type_: Type) -> int:
         assert isinstance(type_, TensorType)

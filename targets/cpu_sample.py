@@ -11,6 +11,7 @@ from mlsdc.targets.protocol import Call, KernelSpec, Lowering
 from mlsdc.templates import params_sample as P
 from mlsdc.templates.params import padded
 from mlsdc.templates.params_draft import Draft
+from mlsdc.templates.params_heads import GuessDraws
 
 SLACK = 256  # bytes that whole blocks of 64 logits may read beyond the last row
 
@@ -24,6 +25,11 @@ def ngram_specs(order: int) -> tuple[KernelSpec, ...]:
                           "budget: int", "width: int", "coupled: int", "seed: int", "weight: float", "floor: float"),
     }
     return (*(KernelSpec(name, P.Ngram(name, order), arguments) for name, arguments in abi.items()), *draft_specs())
+
+
+def guess_specs() -> tuple[KernelSpec, ...]:
+    """The functions that levels with programs use on the host (runtime.levels.coupling calls the first)."""
+    return (KernelSpec("guess_draws", GuessDraws(), ("SEED: u64", "TURN: i32", "TOKEN: i32", "E: f64", "k: int")), *draft_specs())
 
 
 def draft_specs() -> tuple[KernelSpec, ...]:

@@ -121,8 +121,10 @@ class Target(ABC):
         raise CompileError(f"target {self.name} has no sampling kernels yet")
 
     def level_functions(self, kind: str, params: Mapping[str, Any]) -> Sequence[KernelSpec]:
-        """Host functions that a level without a graph runs on. Raises CompileError where its kind has none yet."""
-        raise CompileError(f"target {self.name} has no functions for a level of kind '{kind}' yet")
+        """Host functions that a drafting level needs or can use. Raises CompileError where it has no graphs and the target no functions."""
+        if kind == "ngram":
+            raise CompileError(f"target {self.name} has no functions for a level of kind '{kind}' yet")
+        return ()
 
     @abstractmethod
     def packed_bytes(self, type_: Type) -> int:

@@ -15,3 +15,10 @@ class TopK(TirParams):
     rows_padded: int = named("m")  # type: ignore[assignment]
     n: int = 0
     k: int = 0
+
+
+@dataclass(frozen=True)
+class GuessDraws(TirParams):
+    """Draws of guessed tokens."""
+
+    stem = "guess_draws"

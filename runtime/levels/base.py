@@ -11,6 +11,7 @@ from mlsdc.runtime.tree import Tree
 if TYPE_CHECKING:
     from mlsdc.runtime.device.base import LevelMemory
     from mlsdc.runtime.kv_pool import KvPool, PageTable
+    from mlsdc.runtime.levels.coupling import Draw
 
 
 class LevelState(ABC):
@@ -36,8 +37,8 @@ class LevelState(ABC):
     def place(self, table: PageTable, computed: int) -> None:
         """Before every draft: the target's pages of the request, of which the first `computed` positions are written."""
 
-    def couple(self, seed: int) -> None:
-        """The request's choices will be drawn with this seed (law L1): proposals may look at the same draws. Once, before the first one."""
+    def couple(self, draw: Draw) -> None:
+        """The request's choices will be drawn like this (law L1): proposals may look at the same draws. Once, before the first one."""
 
     def only(self, names: Collection[str]) -> None:
         """Of the levels it is a state of, only those of these names draft for its request. Once, before the first draft."""

@@ -9,6 +9,7 @@ from collections.abc import Collection, Sequence
 from mlsdc.runtime.errors import ArtifactError
 from mlsdc.runtime.kv_pool import PageTable
 from mlsdc.runtime.levels.base import Level, LevelState, Verifier
+from mlsdc.runtime.levels.coupling import Draw
 from mlsdc.runtime.manifest import LevelInfo
 from mlsdc.runtime.tree import EMPTY, MAX_NODES, Tree
 
@@ -79,9 +80,9 @@ class ComposedState(LevelState):
         for state in self.states:
             state.place(table, computed)
 
-    def couple(self, seed: int) -> None:
+    def couple(self, draw: Draw) -> None:
         for state in self.states:
-            state.couple(seed)
+            state.couple(draw)
 
     def only(self, names: Collection[str]) -> None:
         for i, (level, state) in enumerate(zip(self.level.levels, self.states, strict=True)):

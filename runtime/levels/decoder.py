@@ -16,6 +16,7 @@ from mlsdc.runtime.device.base import LevelMemory, NativeFunction
 from mlsdc.runtime.errors import ArtifactError
 from mlsdc.runtime.kv_pool import KvPool, PageTable
 from mlsdc.runtime.levels.base import LevelState, Verifier
+from mlsdc.runtime.levels.coupling import Draw, Draws, coupled
 from mlsdc.runtime.levels.growing import GrowingLevel, Growth, draft_ids, log_guesses
 from mlsdc.runtime.manifest import LevelInfo
 from mlsdc.runtime.step import Array
@@ -34,12 +35,15 @@ class DecoderLevel(GrowingLevel, Verifier):
             self.context = int(info.params.get("context", 0))
         except (KeyError, TypeError, ValueError) as error:
             raise ArtifactError(f"level '{info.name}': its params are not a decoder's ({error}); compile again") from None
+        self.draws = Draws()
         self.counters = {"restarts": 0}  # how often a context grew too long and began anew with its last tokens
 
     @classmethod
     def load(cls, info: LevelInfo, index: int, functions: Callable[[str], NativeFunction | None], artifact: Artifact) -> DecoderLevel:
         """Raises ArtifactError."""
-        return cls(info, index, draft_ids(info, artifact), artifact.manifest.model.vocab_size)
+        level = cls(info, index, draft_ids(info, artifact), artifact.manifest.model.vocab_size)
+        level.draws = Draws(functions)
+        return level
 
     def propose_all(self, states: Sequence[LevelState], budgets: Sequence[int]) -> list[Tree]:
         return self.propose_above(states, budgets, [EMPTY] * len(states))
@@ -73,6 +77,10 @@ class SelfState(LevelState):
         self.last = -1
         self.table = PageTable()
         self.computed = 0
+        self.drawn: Draw | None = None
+
+    def couple(self, draw: Draw) -> None:
+        self.drawn = draw
 
     def observe(self, tokens: Sequence[int]) -> None:
         if tokens:
@@ -102,7 +110,7 @@ class SelfLevel(DecoderLevel):
         growths, lasts = [], []
         for state, budget in zip(states, budgets, strict=True):
             assert isinstance(state, SelfState)
-            growths.append(Growth(state.table, state.computed, budget, root=1))
+            growths.append(Growth(state.table, state.computed, budget, root=1, draw=state.drawn, shift=1))
             lasts.append(state.last)
         self.judge(growths, below, lasts)
         return growths
@@ -116,6 +124,10 @@ class ModelState(LevelState):
         self.tokens: list[int] = []
         self.table = PageTable()
         self.base = self.fed = 0
+        self.drawn: Draw | None = None
+
+    def couple(self, draw: Draw) -> None:
+        self.drawn = draw
 
     def observe(self, tokens: Sequence[int]) -> None:
         self.tokens += tokens
@@ -178,7 +190,8 @@ class ModelLevel(DecoderLevel):
     def begin(self, states: Sequence[LevelState], budgets: Sequence[int], below: Sequence[Tree]) -> list[Growth]:
         owners = [state for state in states if isinstance(state, ModelState)]
         lasts = self._catch_up(owners)
-        growths = [Growth(state.table, len(state.tokens) - state.base, budget) for state, budget in zip(owners, budgets, strict=True)]
+        growths = [Growth(state.table, len(state.tokens) - state.base, budget, draw=state.drawn, shift=state.base + 1)
+                   for state, budget in zip(owners, budgets, strict=True)]
         for growth, (logp, tokens) in zip(growths, lasts, strict=True):
             growth.add(-1, logp, tokens, None, 0, self.log_floor)
         self.judge(growths, below)
@@ -207,7 +220,10 @@ class ModelLevel(DecoderLevel):
                 part.append((state, count))
                 at = end
             self.run(at, len(part), len(part))
-            logp, tokens = log_guesses(self.program.tap("top")[: len(part)], self.ids, self.vocab_size)
+            ends = [state.fed + count for state, count in part]
+            owners = [state.drawn if end == len(state.tokens) else None for (state, _), end in zip(part, ends, strict=True)]
+            guesses = log_guesses(self.program.tap("top")[: len(part)], self.ids, self.vocab_size)
+            logp, tokens = coupled(*guesses, owners, ends, self.draws)
             for seq, (state, count) in enumerate(part):
                 state.fed += count
                 if state.fed == len(state.tokens):

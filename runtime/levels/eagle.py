@@ -15,6 +15,7 @@ from mlsdc.runtime.device.base import LevelMemory
 from mlsdc.runtime.errors import ArtifactError
 from mlsdc.runtime.kv_pool import KvPool, PageTable
 from mlsdc.runtime.levels.base import LevelState
+from mlsdc.runtime.levels.coupling import coupled
 from mlsdc.runtime.levels.growing import GrowingLevel, Growth, log_guesses
 from mlsdc.runtime.levels.heads import HeadLevel, HeadState
 from mlsdc.runtime.step import Array, Header
@@ -70,7 +71,7 @@ class EagleLevel(HeadLevel, GrowingLevel):
         for start in range(0, len(able), most):
             part = able[start : start + most]
             lasts = self._catch_up([state for state, _ in part])
-            grown = [Growth(state.table, state.fed - state.base, budget) for state, budget in part]
+            grown = [Growth(state.table, state.fed - state.base, budget, draw=state.drawn, shift=state.base + 2) for state, budget in part]
             for growth, (logp, tokens, feature) in zip(grown, lasts, strict=True):
                 growth.add(-1, logp, tokens, feature, 0, self.log_floor)
             self.grow(grown, self.depth - 1)
@@ -116,7 +117,9 @@ class EagleLevel(HeadLevel, GrowingLevel):
                 self.buffers.out_rows[seq] = end - 1
             self.run(row, len(part), len(part))
             top, hidden = self.program.tap("top"), self.program.tap("hidden")
-            logp, tokens = log_guesses(top[: len(part)], self.ids)
+            ends = [state.fed + count for state, _, count in part]
+            owners = [state.drawn if end == state.kept_to else None for (state, _, _), end in zip(part, ends, strict=True)]
+            logp, tokens = coupled(*log_guesses(top[: len(part)], self.ids), owners, [end + 1 for end in ends], self.draws)
             for seq, (state, first, count) in enumerate(part):
                 state.fed += count
                 if state.fed == state.kept_to:

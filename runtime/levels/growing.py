@@ -15,6 +15,7 @@ from mlsdc.runtime.device.base import LevelMemory
 from mlsdc.runtime.errors import ArtifactError
 from mlsdc.runtime.kv_pool import KvPool, PageTable
 from mlsdc.runtime.levels.base import Level
+from mlsdc.runtime.levels.coupling import Draw, Draws, coupled
 from mlsdc.runtime.manifest import LevelInfo
 from mlsdc.runtime.step import Array, Header
 from mlsdc.runtime.tree import EMPTY, Tree
@@ -62,6 +63,8 @@ class Growth:
     committed: int
     budget: int
     root: int = 0
+    draw: Draw | None = None  # how its request draws, if it does
+    shift: int = 0  # a guess of the row at position p is of the token at p + shift of the sequence
     slots: int = 0
     tokens: list[int] = field(default_factory=list)
     parents: list[int] = field(default_factory=list)
@@ -125,6 +128,7 @@ class GrowingLevel(Level):
     ids: Array | None = None  # the target's token of each of the level's, where they differ
     own_ids: Array | None = None  # and the other way
     vocab_size: int = 1 << 31
+    draws: Draws
     has_features = False
 
     def bind(self, memory: LevelMemory, target: LevelMemory, pool: KvPool | None) -> None:
@@ -192,12 +196,17 @@ class GrowingLevel(Level):
         """Run rows of several requests: of each row its guesses, its hidden state and its ancestor word."""
         at = 0
         words: list[list[int]] = []
+        owners: list[Draw | None] = []
+        turns: list[int] = []
         for seq, (growth, rows) in enumerate(work):
             of_growth = []
+            owners += [growth.draw] * len(rows)
             for i, row in enumerate(rows):
                 word = row.above | 1 << growth.slots
                 self.buffers.tokens[at + i] = row.token if self.own_ids is None else self.own_ids[row.token]
-                self.buffers.positions[at + i] = growth.committed + row.above.bit_count()
+                position = growth.committed + row.above.bit_count()
+                turns.append(position + growth.shift)
+                self.buffers.positions[at + i] = position
                 self.buffers.row_slot[at + i] = growth.slots
                 self.buffers.ancestors[at + i] = word
                 if row.feature is not None:
@@ -209,7 +218,7 @@ class GrowingLevel(Level):
             at += len(rows)
         self.buffers.out_rows[:at] = range(at)
         self.run(at, len(work), at)
-        logp, tokens = log_guesses(self.program.tap("top")[:at], self.ids, self.vocab_size)
+        logp, tokens = coupled(*log_guesses(self.program.tap("top")[:at], self.ids, self.vocab_size), owners, turns, self.draws)
         hidden = self.program.tap("hidden")[:at].copy() if self.has_features else None
         results, at = [], 0
         for of_growth in words:

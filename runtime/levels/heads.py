@@ -17,6 +17,7 @@ from mlsdc.runtime.device.base import LevelMemory, NativeFunction
 from mlsdc.runtime.errors import ArtifactError
 from mlsdc.runtime.kv_pool import KvPool
 from mlsdc.runtime.levels.base import Level, LevelState
+from mlsdc.runtime.levels.coupling import Draw, Draws
 from mlsdc.runtime.levels.growing import draft_ids
 from mlsdc.runtime.manifest import LevelInfo
 from mlsdc.runtime.step import Array
@@ -39,6 +40,7 @@ class HeadLevel(Level):
         except (KeyError, TypeError, ValueError) as error:
             raise ArtifactError(f"level '{info.name}': its params are not a head's ({error}); compile again") from None
         self.d2t = d2t
+        self.draws = Draws()
         self.counters = {"restarts": 0}  # how often a request's context began anew at the ring's first state
 
     @classmethod
@@ -47,7 +49,9 @@ class HeadLevel(Level):
         ids = draft_ids(info, artifact)
         if ids is None:
             raise ArtifactError(f"level '{info.name}': has no draft vocabulary; compile again")
-        return cls(info, index, ids)
+        level = cls(info, index, ids)
+        level.draws = Draws(functions)
+        return level
 
     def bind(self, memory: LevelMemory, target: LevelMemory, pool: KvPool | None) -> None:
         self.memory, self.pool = memory, pool
@@ -82,6 +86,10 @@ class HeadState(LevelState):
         self.tokens: list[int] = []
         self.ring: Array = np.zeros((0, level.width), np.float32)
         self.kept_from = self.kept_to = 0
+        self.drawn: Draw | None = None
+
+    def couple(self, draw: Draw) -> None:
+        self.drawn = draw
 
     def observe(self, tokens: Sequence[int]) -> None:
         self.tokens += tokens

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from mlsdc.runtime.device.base import LevelMemory
 from mlsdc.runtime.kv_pool import KvPool
 from mlsdc.runtime.levels.base import LevelState
+from mlsdc.runtime.levels.coupling import coupled
 from mlsdc.runtime.levels.growing import log_guesses
 from mlsdc.runtime.levels.heads import HeadLevel, HeadState, best_first
 from mlsdc.runtime.step import Array, Header
@@ -37,7 +38,10 @@ class MedusaLevel(HeadLevel):
             header = buffers.header
             header[Header.ROWS] = header[Header.OUT] = header[Header.SEQS] = len(part)
             self.program.run()
-            heads = [log_guesses(self.program.tap(f"top.{i}")[: len(part)], self.d2t) for i in range(self.depth)]
+            owners, ends = [state.drawn for state in part], [len(state.tokens) for state in part]
+            heads = [
+                coupled(*log_guesses(self.program.tap(f"top.{i}")[: len(part)], self.d2t), owners, [end + i for end in ends], self.draws)
+                for i in range(self.depth)]
             trees += (self._tree(heads, row, budget) for row, budget in enumerate(budgets[start : start + most]))
         return trees
 

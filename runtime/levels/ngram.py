@@ -24,6 +24,7 @@ import numpy as np
 from mlsdc.runtime.errors import ArtifactError
 from mlsdc.runtime.levels.base import Level, LevelState
 from mlsdc.runtime.levels.counts import Counts
+from mlsdc.runtime.levels.coupling import Draw
 from mlsdc.runtime.manifest import LevelInfo
 from mlsdc.runtime.sampling.noise import gumbel
 from mlsdc.runtime.tree import EMPTY, MAX_NODES, Tree
@@ -114,8 +115,8 @@ class NgramState(LevelState):
                 if not record.total:
                     del self.records[context]
 
-    def couple(self, seed: int) -> None:
-        self.seed = seed
+    def couple(self, draw: Draw) -> None:
+        self.seed = draw.seed
 
     def propose(self, budget: int) -> Tree:
         level = self.level

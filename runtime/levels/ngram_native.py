@@ -17,6 +17,7 @@ from mlsdc.runtime.device.base import NativeFunction
 from mlsdc.runtime.errors import ArtifactError
 from mlsdc.runtime.levels.base import LevelState
 from mlsdc.runtime.levels.counts import Counts
+from mlsdc.runtime.levels.coupling import Draw
 from mlsdc.runtime.levels.ngram import NgramLevel
 from mlsdc.runtime.manifest import LevelInfo
 from mlsdc.runtime.step import Array, aligned
@@ -97,8 +98,8 @@ class NativeNgramState(LevelState):
         start = int(self.words[6])
         return self.words[start : start + self.num_observed].astype(np.int32)
 
-    def couple(self, seed: int) -> None:
-        self.draws = 1, seed - (seed >> 63 << 64)
+    def couple(self, draw: Draw) -> None:
+        self.draws = 1, draw.seed - (draw.seed >> 63 << 64)
 
     def has_room(self, num_tokens: int) -> bool:
         """Whether so many tokens more fit into its block."""

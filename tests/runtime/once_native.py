@@ -54,8 +54,8 @@ def native_lists(factory: pytest.TempPathFactory, name: str, specs: Sequence[Ker
 
 
 def ngram_library() -> tuple[str, list[KernelSpec]]:
-    """Name and functions of the one library that all tests of n-gram drafts use: of orders 1 and 4."""
+    """Name and functions of the one library that all tests of drafts use: n-grams of orders 1 and 4, and what levels with programs use."""
     pytest.importorskip("tvm")
-    from mlsdc.targets.cpu_sample import ngram_specs
+    from mlsdc.targets.cpu_sample import guess_specs, ngram_specs
 
-    return "ngram", [spec for order in (1, 4) for spec in ngram_specs(order)]
+    return "ngram", [*(spec for order in (1, 4) for spec in ngram_specs(order)), *guess_specs()]

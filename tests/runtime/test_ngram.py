@@ -10,6 +10,7 @@ from proposers import ngram
 
 from mlsdc.runtime.errors import ArtifactError
 from mlsdc.runtime.levels.base import LevelState
+from mlsdc.runtime.levels.coupling import Draw
 from mlsdc.runtime.levels.ngram import NgramState
 from mlsdc.runtime.tree import EMPTY
 
@@ -89,7 +90,7 @@ def test_where_counts_are_right_the_coupled_child_is_the_samplers_choice() -> No
         known = {token: float(p) for p, token in state._followers([1])}
         choice = int((gumbel(seed, len(history), np.arange(6)) + np.log([known.get(i, 1e-9) for i in range(6)])).argmax())
         uncoupled += state.propose(1).tokens[0] == choice
-        state.couple(seed)
+        state.couple(Draw(seed))
         assert state.propose(1).tokens[0] == choice
     assert uncoupled < 40
 

@@ -14,6 +14,7 @@ from once_native import native_functions, ngram_library
 from mlsdc.runtime.device.base import NativeFunction
 from mlsdc.runtime.errors import ArtifactError
 from mlsdc.runtime.levels.counts import Counts
+from mlsdc.runtime.levels.coupling import Draw
 from mlsdc.runtime.levels.ngram import NgramLevel
 from mlsdc.runtime.levels.ngram_native import NativeNgramLevel, NativeNgramState, block
 from mlsdc.runtime.manifest import LevelInfo
@@ -141,7 +142,7 @@ def test_static_counts_are_added_to_the_requests_own_as_in_the_plain_state(
 def test_coupled_proposals_are_the_plain_states(functions: Functions, tokens: list[int], seed: int, budget: int) -> None:
     native, plain = start(functions, max_nodes=20), NgramLevel(info(max_nodes=20)).start()
     for state in (native, plain):
-        state.couple(seed)
+        state.couple(Draw(seed))
         state.observe(tokens)
     assert_same(native.propose(budget), plain.propose(budget))
 
