@@ -29,9 +29,14 @@ from mlsdc.runtime.program import ArenaArg, Arg, FloatArg, InputArg, IntArg, Lau
 from mlsdc.runtime.step import Array, Header, aligned
 
 ENTRY = "__tvm_ffi_"
-POOL_WORDS, THREADS = 64, 48
+THREADS = 48
 HUGE_PAGE = 2 << 20
 MAX_THREADS = 256
+
+
+def pool_words(threads: int) -> int:
+    """i64 words of the walker's pool (templates/llvm/walker.ll.jinja)."""
+    return 64 + 16 * threads
 
 
 def import_tvm_ffi() -> Any:
@@ -85,13 +90,13 @@ class CpuDevice(Device):
         except (OSError, RuntimeError) as error:
             raise ArtifactError(f"{path}: cannot be loaded ({str(error).strip().splitlines()[-1]}); compile again") from None
         self.launch_list: Callable[[int, int, int, int], Any] = self._function("mlsdc_run")
-        self.pool = aligned((POOL_WORDS,), "i8")
+        self.pool = aligned((pool_words(count),), "i8")
         self.pool[THREADS] = count
         self._kv: Array | None = None
         serve = self._function("mlsdc_worker")
         self._stop = self._function("mlsdc_stop")
         self._workers = [
-            threading.Thread(target=serve, args=(self.pool.ctypes.data,), name=f"mlsdc-worker-{i}", daemon=True) for i in range(1, count)]
+            threading.Thread(target=serve, args=(self.pool.ctypes.data, i), name=f"mlsdc-worker-{i}", daemon=True) for i in range(1, count)]
         for worker in self._workers:
             worker.start()
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mlsdc.runtime.device.cpu import INT, LAUNCH_WORDS, POINTER, POOL_WORDS, THREADS
+from mlsdc.runtime.device.cpu import INT, LAUNCH_WORDS, POINTER, THREADS, pool_words
 from mlsdc.runtime.step import Array, aligned
 from mlsdc.targets.cpu_build import compile_walker, link, walker_source
 from mlsdc.targets.cpu_isa import ISAS
@@ -65,12 +65,15 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
 class Pool:
     """A pool of `threads` over the library; `run` walks a list of (grid, counts)."""
 
-    def __init__(self, library: ctypes.CDLL, threads: int) -> None:
+    def __init__(self, library: ctypes.CDLL, threads: int, *, absent: int = 0, generation: int = 0) -> None:
+        """`absent` workers never come; the first launch is of `generation` + 1."""
         self.library = library
-        self.words = aligned((POOL_WORDS,), "i8")
+        self.words = aligned((pool_words(threads),), "i8")
         self.words[THREADS] = threads
+        self.words[:1].view(np.uint32)[1] = generation
         self.header = np.zeros(16, np.int32)
-        self.workers = [threading.Thread(target=self._call, args=("mlsdc_worker", self.words.ctypes.data)) for _ in range(1, threads)]
+        self.workers = [
+            threading.Thread(target=self._call, args=("mlsdc_worker", self.words.ctypes.data, i)) for i in range(1, threads - absent)]
         for worker in self.workers:
             worker.start()
 
@@ -102,11 +105,11 @@ class Pool:
 
 
 @pytest.fixture
-def pool(library: ctypes.CDLL) -> Iterator[Callable[[int], Pool]]:
+def pool(library: ctypes.CDLL) -> Iterator[Callable[..., Pool]]:
     pools: list[Pool] = []
 
-    def make(threads: int) -> Pool:
-        pools.append(Pool(library, threads))
+    def make(threads: int, **how: int) -> Pool:
+        pools.append(Pool(library, threads, **how))
         return pools[-1]
 
     yield make
@@ -121,7 +124,7 @@ def ones() -> Array:
 @pytest.mark.parametrize("threads", [1, 2, 3, 7])
 @pytest.mark.parametrize("grid", [1, 2, 3, 7, 8, 9, 100, 1003])
 @pytest.mark.parametrize("grain", [1, 8])
-def test_every_task_runs_once(pool: Callable[[int], Pool], threads: int, grid: int, grain: int) -> None:
+def test_every_task_runs_once(pool: Callable[..., Pool], threads: int, grid: int, grain: int) -> None:
     crew, counts = pool(threads), np.zeros(grid + 1, np.int32)
     table, _kept = crew.launches((grid, -1, grain, counts, ones()))
     for turn in range(1, 6):
@@ -130,7 +133,7 @@ def test_every_task_runs_once(pool: Callable[[int], Pool], threads: int, grid: i
 
 
 @pytest.mark.parametrize("threads", [2, 3, 5])
-def test_every_task_runs_once_when_short_launches_alternate_with_long_ones(pool: Callable[[int], Pool], threads: int) -> None:
+def test_every_task_runs_once_when_short_launches_alternate_with_long_ones(pool: Callable[..., Pool], threads: int) -> None:
     """A thread that has just finished the last chunk of one launch must not claim one of the next before that is open."""
     faulthandler.dump_traceback_later(100, exit=True)  # a chunk counted twice is a launch that never ends
     crew = pool(threads)
@@ -145,8 +148,30 @@ def test_every_task_runs_once_when_short_launches_alternate_with_long_ones(pool:
     assert not wrong
 
 
+@pytest.mark.parametrize(("threads", "absent"), [(2, 1), (3, 2), (7, 4)])
+def test_tasks_of_a_worker_that_does_not_come_are_run_by_the_others(pool: Callable[..., Pool], threads: int, absent: int) -> None:
+    crew = pool(threads, absent=absent)
+    sizes = [1, 2, 5, 100]
+    counts = [np.zeros(size, np.int32) for size in sizes]
+    table, _kept = crew.launches(*((size, -1, 1, c, ones()) for size, c in zip(sizes, counts, strict=True)))
+    for turn in range(1, 20):
+        assert crew.run(table) == 0
+        assert all((c == turn).all() for c in counts)
+
+
+def test_generations_begin_again_after_the_last(pool: Callable[..., Pool]) -> None:
+    crew = pool(3, generation=2**32 - 5)
+    sizes = [2, 40, 3]
+    counts = [np.zeros(size, np.int32) for size in sizes]
+    table, _kept = crew.launches(*((size, -1, 1, c, ones()) for size, c in zip(sizes, counts, strict=True)))
+    for turn in range(1, 9):
+        assert crew.run(table) == 0
+        assert all((c == turn).all() for c in counts)
+    assert int(crew.words[:1].view(np.uint32)[1]) == 24 - 5
+
+
 @pytest.mark.parametrize("threads", [1, 3])
-def test_a_launchs_grid_follows_the_header(pool: Callable[[int], Pool], threads: int) -> None:
+def test_a_launchs_grid_follows_the_header(pool: Callable[..., Pool], threads: int) -> None:
     crew, counts = pool(threads), np.zeros(64, np.int32)
     table, _kept = crew.launches((3, 2, 1, counts, ones()))
     for rows in (0, 1, 5, 20):
@@ -158,7 +183,7 @@ def test_a_launchs_grid_follows_the_header(pool: Callable[[int], Pool], threads:
 
 @pytest.mark.parametrize("threads", [1, 2, 3])
 @pytest.mark.parametrize("bad", [0, 1, 2])
-def test_a_kernel_that_fails_ends_the_list_and_is_named(pool: Callable[[int], Pool], threads: int, bad: int) -> None:
+def test_a_kernel_that_fails_ends_the_list_and_is_named(pool: Callable[..., Pool], threads: int, bad: int) -> None:
     crew = pool(threads)
     counts = [np.zeros(40, np.int32) for _ in range(3)]
     opens = [ones() for _ in range(3)]
@@ -170,7 +195,7 @@ def test_a_kernel_that_fails_ends_the_list_and_is_named(pool: Callable[[int], Po
     assert crew.run(table) == 0
 
 
-def test_workers_that_sleep_wake_for_the_next_list(pool: Callable[[int], Pool]) -> None:
+def test_workers_that_sleep_wake_for_the_next_list(pool: Callable[..., Pool]) -> None:
     crew, counts = pool(3), np.zeros(40, np.int32)
     table, _kept = crew.launches((40, -1, 1, counts, ones()))
     for turn in range(1, 4):
