@@ -46,6 +46,6 @@ clean:
 	@touch $@
 
 .venv/dev.stamp: .venv/demo.stamp
-	$(PIP) -e '.[compile,nvidia,plot,server,dev]'
+	$(PIP) -e '.[compile,nvidia,nvrtc,plot,server,dev]'
 	mkdir -p .typing && ln -sfn .. .typing/mlsdc
 	@touch $@

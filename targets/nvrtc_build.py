@@ -1,0 +1,88 @@
+"""CUDA C++ kernels ahead of time: template -> readable source file -> cubin by NVRTC. No GPU, driver, nvcc, host compiler or headers.
+
+NVRTC is a library on PyPI, called through ctypes; that of CUDA 12, whose cubins drivers from 525 on load.
+"""
+
+from __future__ import annotations
+
+import ctypes as C
+import importlib.metadata
+import importlib.util
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+from mlsdc.compiler.errors import CompileError
+from mlsdc.runtime.step import BLOCK, Header
+from mlsdc.targets.protocol import KernelSpec
+from mlsdc.templates.render import environment
+
+PACKAGE, VERSION = "nvidia-cuda-nvrtc-cu12", "12.9.86"
+INSTALL = "pip install 'mlsdc[nvrtc]'"
+SM = 90  # wgmma, setmaxnreg: sm_90a and nothing else
+OPTIONS = (f"--gpu-architecture=sm_{SM}a", "--std=c++17", "--fmad=false", "--ptxas-options=-v")
+
+
+def is_cuda(spec: KernelSpec) -> bool:
+    """Whether a kernel is CUDA C++."""
+    return getattr(spec.params, "language", "triton") == "cuda"
+
+
+def render(spec: KernelSpec) -> str:
+    """The kernel's source, without runs of blank lines. Raises CompileError where the template asks for more than there is."""
+    try:
+        text = environment().get_template(f"cuda/{spec.template}.cu.jinja").render(params=spec.params, header=Header, block=BLOCK)
+    except jinja2.TemplateError as error:
+        raise CompileError(f"{spec.key}: templates/cuda/{spec.template}.cu.jinja: {type(error).__name__}: {error}") from None
+    lines = text.split("\n")
+    return "\n".join(line.rstrip() for i, line in enumerate(lines) if line.strip() or (i and lines[i - 1].strip())).rstrip() + "\n"
+
+
+@cache
+def library() -> Any:
+    """NVRTC. Raises CompileError if the package is missing or another version: cubins would be other bytes."""
+    try:
+        version = importlib.metadata.version(PACKAGE)
+    except importlib.metadata.PackageNotFoundError:
+        raise CompileError(f"{PACKAGE} is not installed, 'kernels: {{attention: nvrtc}}' needs {VERSION}: {INSTALL}") from None
+    if version != VERSION:
+        raise CompileError(f"{PACKAGE} {version} is installed, 'kernels: {{attention: nvrtc}}' needs {VERSION}: {INSTALL}")
+    spec = importlib.util.find_spec("nvidia.cuda_nvrtc")
+    folder = Path(next(iter(spec.submodule_search_locations or ()))) if spec else Path()
+    try:
+        return C.CDLL(str(folder / "lib" / "libnvrtc.so.12"))
+    except OSError as error:
+        raise CompileError(f"{PACKAGE}: its library cannot be loaded ({error}): {INSTALL}") from None
+
+
+def compile_source(key: str, text: str, what: str = "CUBIN", options: tuple[str, ...] = OPTIONS) -> bytes:
+    """The cubin (or `PTX`) of a source file. No path gets in: the program is named by its key. Raises CompileError."""
+    nvrtc = library()
+    program = C.c_void_p()
+    name = f"k_{key}.cu"
+    check(nvrtc.nvrtcCreateProgram(C.byref(program), text.encode(), name.encode(), 0, None, None), name)
+    try:
+        given = (C.c_char_p * len(options))(*(option.encode() for option in options))
+        if nvrtc.nvrtcCompileProgram(program, len(options), given):
+            log = take(nvrtc, program, "ProgramLog").decode(errors="replace")
+            errors = [line for line in log.splitlines() if "error" in line] or log.splitlines() or ["no reason given"]
+            raise CompileError(f"{key}: {name} does not compile for sm_{SM}a: {errors[0].strip()}")
+        return take(nvrtc, program, what)
+    finally:
+        nvrtc.nvrtcDestroyProgram(C.byref(program))
+
+
+def take(nvrtc: Any, program: C.c_void_p, what: str) -> bytes:
+    """A result of NVRTC's: its size, then its bytes."""
+    size = C.c_size_t()
+    check(getattr(nvrtc, f"nvrtcGet{what}Size")(program, C.byref(size)), what)
+    data = C.create_string_buffer(size.value)
+    check(getattr(nvrtc, f"nvrtcGet{what}")(program, data), what)
+    return data.raw if what == "CUBIN" else data.value
+
+
+def check(code: int, what: str) -> None:
+    if code:
+        raise CompileError(f"NVRTC failed at {what} with code {code}")
