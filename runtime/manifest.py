@@ -18,7 +18,8 @@ FORMAT = 1
 
 @dataclass(frozen=True)
 class KernelInfo:
-    """One compiled kernel: its entry in `file`, its generated source, and what it was checked by (`compiled`, `interpreted`, `ran`)."""
+    """One compiled kernel: its entry in `file`, its generated source, and what it was checked by (`compiled`, `interpreted`,
+    `emulated`: CUDA C++ whose source ran on a CPU, `ran`)."""
 
     entry: str
     file: str

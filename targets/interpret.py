@@ -109,6 +109,8 @@ class InterpretDevice(Device):
     """`threads` is for other devices: the interpreter has one."""
 
     def __init__(self, artifact: Artifact, target: TargetInfo, threads: int | None = None) -> None:
+        if foreign := next((key for key, info in target.kernels.items() if info.source.endswith(".cu")), None):
+            raise DeviceError(f"device interpret runs Triton's kernels, '{foreign}' is CUDA C++: compile without kernels.attention=nvrtc")
         self.name = f"{target.name} (interpreted)"
         self.artifact = artifact
         self.target = target

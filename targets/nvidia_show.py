@@ -12,6 +12,7 @@ from mlsdc.runtime.artifact import Artifact
 from mlsdc.runtime.manifest import KernelInfo, TargetInfo
 from mlsdc.targets.cubin import disassembly
 from mlsdc.targets.hardware import GPUS, Gpu
+from mlsdc.targets.nvrtc_build import compile_source
 from mlsdc.targets.triton_build import Variant, compile_kernel, reproducible, tools_folder
 
 RESERVED_SHARED = 1024  # bytes of a block that the driver keeps
@@ -58,6 +59,8 @@ def machine_code(artifact: Artifact, info: KernelInfo) -> str:
 def ptx(artifact: Artifact, target: TargetInfo, info: KernelInfo) -> str:
     """PTX of the kernel's source, compiled again with the options it was built with: artifacts hold machine code only."""
     gpu = GPUS[target.name]
+    if info.source.endswith(".cu"):
+        return compile_source(info.entry, artifact.path(info.source).read_text(encoding="utf-8"), "PTX").decode()
     variant = Variant(info.resources["threads"] // 32, info.resources["num_stages"])
     abi = [entry for entry in info.abi if not entry.endswith(": null")]
     with reproducible(gpu):

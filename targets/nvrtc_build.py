@@ -6,23 +6,45 @@ NVRTC is a library on PyPI, called through ctypes; that of CUDA 12, whose cubins
 from __future__ import annotations
 
 import ctypes as C
+import hashlib
 import importlib.metadata
 import importlib.util
+import tempfile
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jinja2
 
 from mlsdc.compiler.errors import CompileError
 from mlsdc.runtime.step import BLOCK, Header
+from mlsdc.targets.cubin import Resources, elf_abi, resources
+from mlsdc.targets.hardware import MIN_DRIVER, Gpu
 from mlsdc.targets.protocol import KernelSpec
+from mlsdc.targets.triton_build import tools_folder
+from mlsdc.templates import params_cuda
 from mlsdc.templates.render import environment
 
+if TYPE_CHECKING:
+    from mlsdc.targets.protocol import Target
+
 PACKAGE, VERSION = "nvidia-cuda-nvrtc-cu12", "12.9.86"
+TEMPLATES = Path(params_cuda.__file__).parent / "cuda"
 INSTALL = "pip install 'mlsdc[nvrtc]'"
 SM = 90  # wgmma, setmaxnreg: sm_90a and nothing else
 OPTIONS = (f"--gpu-architecture=sm_{SM}a", "--std=c++17", "--fmad=false", "--ptxas-options=-v")
+EMULATED = ""  # digest() of the templates that tests/targets/test_cuda_attention.py ran on a CPU
+
+
+def choose_nvrtc(target: Target) -> str | None:
+    """Let a target's attention be CUDA C++, or say why not."""
+    if target.requires != (f"sm_{SM}",) or target.device != "cuda":
+        return f"is for h100 and h200 (sm_{SM}), '{target.name}' is {', '.join(target.requires)}"
+    if getattr(target, "exact", True):
+        return "adds up a drafted row's ancestors in the order of the tree's slots; write target: {exact: false} beside it"
+    library()
+    target.attention = "nvrtc"  # type: ignore[attr-defined]
+    return None
 
 
 def is_cuda(spec: KernelSpec) -> bool:
@@ -86,3 +108,38 @@ def take(nvrtc: Any, program: C.c_void_p, what: str) -> bytes:
 def check(code: int, what: str) -> None:
     if code:
         raise CompileError(f"NVRTC failed at {what} with code {code}")
+
+
+def fitting(spec: KernelSpec, gpu: Gpu, text: str) -> tuple[bytes, dict[str, int]]:
+    """The cubin of a source and what it needs. Raises CompileError if it does not fit the machine, or is not what it should be."""
+    params: Any = spec.params
+    cubin = compile_source(spec.key, text)
+    with tempfile.TemporaryDirectory(prefix="mlsdc-nvrtc-") as folder:
+        file = Path(folder) / "kernel.cubin"
+        file.write_bytes(cubin)
+        used = resources(file, tools_folder())
+    if why := misfit(used, params.shared_bytes, gpu):
+        raise CompileError(f"{spec.key}: k_{spec.key}.cu does not fit {gpu.name}: {why}")
+    return cubin, {
+        "registers": used.registers, "stack_bytes": used.stack_bytes, "shared_bytes": params.shared_bytes, "tensor_ops": used.tensor_ops,
+        "async_copies": used.async_copies, "threads": params.threads, "num_stages": params.stages, "elf_abi": elf_abi(cubin),
+        "min_driver": MIN_DRIVER[elf_abi(cubin)]}
+
+
+def misfit(used: Resources, shared_bytes: int, gpu: Gpu) -> str | None:
+    """Why a cubin is not good enough."""
+    if used.stack_bytes or used.local_ops:
+        return f"spills ({used.stack_bytes} bytes of stack, {used.local_ops} local loads and stores)"
+    if shared_bytes > gpu.shared_bytes:
+        return f"{shared_bytes} bytes of shared memory, {gpu.shared_bytes} allowed"
+    return None if used.tensor_ops and used.async_copies else "it has no tensor-core instructions or no bulk copies"
+
+
+def digest() -> str:
+    """sha256 of the CUDA templates."""
+    return hashlib.sha256(b"".join(path.read_bytes() for path in sorted(TEMPLATES.glob("*.jinja")))).hexdigest()
+
+
+def checked_by() -> str:
+    """`emulated` while the templates are the text that ran on a CPU as C++, all but what only the machine can do; else `compiled`."""
+    return "emulated" if digest() == EMULATED else "compiled"

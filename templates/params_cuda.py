@@ -70,7 +70,7 @@ class AttendCuda(AttendSplit):
     @property
     def columns(self) -> int:
         """Of a consumer: eight rows of a sequence where so many fit."""
-        return min(MOST_COLUMNS[self.geometry.head_dim], power_of_two(8 * self.group))
+        return min(self.most_tile, power_of_two(8 * self.group))
 
     @property
     def widths(self) -> tuple[int, ...]:
