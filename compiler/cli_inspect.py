@@ -76,6 +76,12 @@ def _level(artifact: Artifact, level: LevelInfo) -> Iterator[str]:
     params = ", ".join(f"{name} {value}" for name, value in level.params.items())
     weights = f"  weights {size(artifact.manifest.weights[level.weights][0])}" if level.weights else ""
     yield f"level      {level.name}: {level.kind}{weights}{'  ' + params if params else ''}"
+    for file in dict.fromkeys(level.other_weights.values()):
+        names = [name for name, other in level.other_weights.items() if other == file]
+        own, found = artifact.path(file), artifact.level_weights(level.name, names[0])
+        shared = sum(len(found.tensor(name)) for name, of in found.files.items() if of.path != own)
+        more = artifact.manifest.weights[file][0]
+        yield f"  weights  {', '.join(sorted(names))}: {size(more)} more, laid out for them; {size(shared)} are shared"
     if level.kv is not None:
         kv = level.kv
         yield f"  kv       {kv.format}: {kv.num_layers} layers x {kv.num_kv_heads} heads x {kv.head_dim}; page of {kv.page_size} tokens, " \

@@ -17,6 +17,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--max-tokens", type=int, default=128, metavar="N")
     parser.add_argument("--no-speculation", action="store_true", help="plain decoding; the text is the same, only slower")
     parser.add_argument("--raw", action="store_true", help="no chat template")
+    parser.add_argument("--device", default="auto", metavar="NAME", help="a target of the artifact (default: the best that fits)")
     parser.add_argument("--threads", type=int, metavar="N", help="default: all cores this process may use")
     parser.add_argument("--stats", action="store_true", help="tokens per second, and what each level drafted and got accepted")
 
@@ -27,13 +28,15 @@ def main(args: argparse.Namespace) -> int:
 
     params = SamplingParams(max_tokens=args.max_tokens, speculation=Speculation(enabled=False) if args.no_speculation else None)
     text = sys.stdin.read() if args.prompt == "-" else args.prompt
-    with Engine.load(args.artifact, threads=args.threads) as engine:
+    with Engine.load(args.artifact, threads=args.threads, device=args.device) as engine:
+        device = engine.device.name
         chat = not args.raw and text.strip() and engine.tokenizer is not None and engine.tokenizer.has_chat_template
         prompt = [{"role": "user", "content": text}] if chat else text
         (result,) = engine.generate([prompt], params, on_token=lambda _, delta: print(delta.text, end="", flush=True))
         print()
     if args.stats:
         first, total = result.timings.time_to_first_token_s or 0.0, result.timings.total_s or 0.0
+        print(f"device     {device}", file=sys.stderr)
         print("\n".join(report(result.statistics, len(result.prompt_token_ids), len(result.token_ids), first, total)), file=sys.stderr)
     return 0
 

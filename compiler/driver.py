@@ -44,7 +44,7 @@ from mlsdc.runtime.manifest import LevelInfo, Manifest, ModelInfo, Plan
 from mlsdc.runtime.memory_plan import LevelNeed, MemoryPlan, plan_memory
 from mlsdc.runtime.program import ProgramSpec
 from mlsdc.runtime.step import Limits
-from mlsdc.targets import TARGETS, make_target, target_names
+from mlsdc.targets import ALIASES, TARGETS, make_target, target_names
 from mlsdc.targets.kv_support import refused_geometry
 
 if TYPE_CHECKING:
@@ -100,7 +100,8 @@ def compile_model(config: Config | Mapping[str, Any] | Path | str, output: Path 
     with staged(output) as folder:
         progress.stage("kernels")
         emitted = [emit(module, target, source.vocab_size) for target in targets]
-        packed = sum(targets[0].packed_bytes(w.type) for level in module.levels for w in weight_nodes(level))
+        kinds = {target.device: target for target in reversed(targets)}  # the first target of each kind of device
+        packed = sum(target.packed_bytes(w.type) for target in kinds.values() for level in module.levels for w in weight_nodes(level))
         memory = [plan_level_memory(config, module, limits, target, programs, source.vocab_size)
                   for target, (programs, _) in zip(targets, emitted, strict=True)]
         check_space(folder.parent, packed + BUILD_BYTES * len(targets))
@@ -115,7 +116,11 @@ def compile_model(config: Config | Mapping[str, Any] | Path | str, output: Path 
         others = {rank_file(weights_path(level.name), rank): pack_weights(
                       folder, of_rank(level, rank), targets[0], sources.get(level.name, captured.weights), progress, rank)
                   for level in filled if is_split(level) for rank in range(1, config.tensor_parallel)}
+        own = {(level.name, kind): pack_weights(
+                   folder, level, target, sources.get(level.name, captured.weights), progress, lead=targets[0])
+               for level in filled for kind, target in kinds.items() if own_nodes(level, target, targets[0])}
         every = {weights_path(name): file for name, file in weights.items()} | others
+        every |= {weights_path(*key): file for key, file in own.items()}
         for level in module.levels:
             if level.graphs:
                 write_text(folder, f"graph/{level.name}.ir", "\n".join(print_graph(graph) for graph in level.graphs.values()))
@@ -134,7 +139,8 @@ def compile_model(config: Config | Mapping[str, Any] | Path | str, output: Path 
             levels=tuple(
                 LevelInfo(level.name, level.kind, level_params(config, module, level, memory), level.kv,
                           weights_path(level.name) if level.graphs else None,
-                          {target: of_level[level.name] for target, of_level in files.items()} if level.graphs else {})
+                          {target: of_level[level.name] for target, of_level in files.items()} if level.graphs else {},
+                          {t.name: weights_path(level.name, t.device) for t in targets if (level.name, t.device) in own})
                 for level in module.levels),
             targets=built,
             plan=module.plan or Plan(0, 0),
@@ -166,15 +172,12 @@ def choose_targets(config: Config, limits: Limits) -> tuple[Target, ...]:
     """The targets of `hardware`, the best first. Raises ConfigError, CompileError."""
     able = [name for name, entry in TARGETS.items() if entry.artifact]
     for name in config.hardware.split(","):
-        entry = TARGETS.get(name)
+        entry = TARGETS.get(ALIASES.get(name, name))
         if entry is None:
             config.fail("hardware", f"'{name}' is not a target; targets are {', '.join(TARGETS)}")
         if not entry.artifact:
             config.fail("hardware", f"'{name}' has no kernels for a whole model yet ({entry.summary}); {', '.join(able)} have")
-    targets = tuple(make_target(name, limits) for name in target_names(config.hardware))
-    if len({target.device for target in targets}) > 1:
-        config.fail("hardware", f"{config.hardware}: an artifact is for one kind of device, whose targets share packed weights")
-    return targets
+    return tuple(make_target(name, limits) for name in target_names(config.hardware))
 
 
 def model_folder(config: Config) -> Path | None:
@@ -307,16 +310,18 @@ def write_programs(folder: Path, target: str, programs: Mapping[str, Mapping[str
     }
 
 
-def pack_weights(folder: Path, level: LevelModule, target: Target, source: WeightSource, progress: Progress, rank: int = 0) -> WeightFile:
-    """Stream the level's weights, those of a rank, in the order its programs use them, one tensor in memory at a time."""
-    nodes = {node.name: node for node in weight_nodes(level)}
+def pack_weights(folder: Path, level: LevelModule, target: Target, source: WeightSource, progress: Progress, rank: int = 0,
+                 lead: Target | None = None) -> WeightFile:
+    """Stream the level's weights, those of a rank, in the order its programs use them, one tensor in memory at a time; with a `lead` only
+    those that the target lays out otherwise than it."""
+    nodes = {node.name: node for node in (weight_nodes(level) if lead is None else own_nodes(level, target, lead))}
     done = iter(range(1, len(nodes) + 1))
 
     def pack(name: str) -> Any:
         progress.step(next(done), len(nodes), name)
         return target.pack(nodes[name].type, read_weight(nodes[name], source))
 
-    path = folder / rank_file(weights_path(level.name), rank)
+    path = folder / rank_file(weights_path(level.name, target.device if lead else ""), rank)
     return write_weights(path, [(name, target.packed_bytes(node.type)) for name, node in nodes.items()], pack)
 
 
@@ -339,8 +344,14 @@ def weight_nodes(level: LevelModule) -> tuple[Node, ...]:
     return tuple({node.name: node for graph in level.graphs.values() for node in graph.weights() if node.name not in shared}.values())
 
 
-def weights_path(level: str) -> str:
-    return f"weights/{level}.safetensors"
+def own_nodes(level: LevelModule, target: Target, lead: Target) -> tuple[Node, ...]:
+    """The weights that a target lays out otherwise than the lead, whose file the level's targets share."""
+    return tuple(node for node in weight_nodes(level) if target.layout(node.type) != lead.layout(node.type))
+
+
+def weights_path(level: str, kind: str = "") -> str:
+    """The file of a level's weights; with a kind of device, that of what only this kind reads."""
+    return f"weights/{level}.{kind}.safetensors" if kind else f"weights/{level}.safetensors"
 
 
 def model_info(config: Config, source: ModelSource) -> ModelInfo:

@@ -7,6 +7,7 @@ by `verify` (hashing gigabytes would cost more than starting). Paths are the man
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -17,6 +18,7 @@ from mlsdc.runtime.errors import ArtifactError, DeviceError
 from mlsdc.runtime.manifest import LevelInfo, Manifest, TargetInfo
 from mlsdc.runtime.program import ProgramSpec
 from mlsdc.runtime.safetensors import SafetensorsFile, header_sha256
+from mlsdc.runtime.weight_files import LevelWeights
 
 MANIFEST = "manifest.json"
 
@@ -93,12 +95,17 @@ class Artifact:
         return sorted([*self.manifest.files, *self.manifest.weights])
 
     def weights(self, level: str) -> SafetensorsFile:
-        """A level's memory-mapped weights. Raises ArtifactError."""
+        """The memory-mapped weights that all targets of a level read, but for what `level_weights` says. Raises ArtifactError."""
         name = self._level(level).weights
         if name is None:
             raise ArtifactError(f"{self.root.name}: level '{level}' has no weights")
         own = rank_file(name, self.manifest.rank)
         return SafetensorsFile(self.path(own if own in self.manifest.weights else name))
+
+    def level_weights(self, level: str, target: str) -> LevelWeights:
+        """A level's weights as the target of that name lays them out. Raises ArtifactError."""
+        common, own = self.weights(level), self._level(level).other_weights.get(target)
+        return LevelWeights(common) if own is None else LevelWeights(SafetensorsFile(self.path(own)), common)
 
     def programs(self, level: str, target: TargetInfo) -> dict[str, ProgramSpec]:
         """A level's programs for a target, by name (`forward`, `commit`). Raises ArtifactError."""
@@ -114,7 +121,8 @@ class Artifact:
         """The first target in the manifest (the compiler puts the best first) that this machine can run.
 
         `device` is a kind (`cpu`, `cuda`, the second GPU: `cuda:1`), a target's name, `interpret` (a GPU's target on Triton's interpreter),
-        or `auto`. Raises ArtifactError that says what it was built for and what is missing.
+        or `auto`: the first GPU, if there is one that the artifact has code for, else the CPU (a warning is logged where a GPU is there).
+        Raises ArtifactError that says what it was built for and what is missing.
         """
         features = cpu_features() if features is None else features
         targets = self.manifest.targets
@@ -129,20 +137,33 @@ class Artifact:
             built = ", ".join(f"{t.name} ({t.device})" for t in targets) or "nothing"
             raise ArtifactError(
                 f"{self.root.name}: built for {built}, device '{device}' was asked for: run `mlsdc compile ... --target` for it")
-        for target in wanted:
-            if target.device == "cpu" and features.issuperset(target.requires):
-                return target
+        able = next((t for t in wanted if t.device == "cpu" and features.issuperset(t.requires)), None)
+        gpus = [t for t in wanted if t.device == "cuda"]
+        if able is not None:
+            return self._gpu_before(able, gpus) if gpus else able
         built = ", ".join(t.name for t in wanted)
         if all(target.device == "hip" for target in wanted):
             raise ArtifactError(f"{self.root.name}: built for {built}, which is compile-only: this runtime does not launch AMD kernels; "
                                 "run `mlsdc compile ... --target` for a CPU or an NVIDIA GPU to serve the model")
-        if gpus := [t for t in wanted if t.device == "cuda"]:
+        if gpus:
             return self._pick_gpu(gpus, number, built)
         lacking = [sorted(set(t.requires) - features) for t in wanted if t.device == "cpu"]
         missing = min(lacking, key=len, default=["a device this runtime can open"])
         raise ArtifactError(
             f"{self.root.name}: built for {built}, this machine has {machine_name(features)} and lacks {', '.join(missing)}: "
             "run `mlsdc targets`, then `mlsdc compile ... --target` for one that fits")
+
+    def _gpu_before(self, cpu: TargetInfo, gpus: Sequence[TargetInfo]) -> TargetInfo:
+        """The first GPU's target, if it has one; else the CPU's."""
+        from mlsdc.runtime.device.cuda_driver import NoGpu, choose
+
+        try:
+            return replace(choose(gpus, 0), device="cuda:0")
+        except NoGpu:
+            return cpu
+        except DeviceError as error:
+            logging.getLogger("mlsdc").warning("mlsdc: warning: %s: %s; %s is used", self.root.name, error, cpu.name)
+            return cpu
 
     def _pick_gpu(self, targets: Sequence[TargetInfo], number: str, built: str) -> TargetInfo:
         from mlsdc.runtime.device.cuda_driver import choose
@@ -176,6 +197,7 @@ class Artifact:
         for level in self.manifest.levels:
             if level.weights is not None:
                 yield level.weights
+            yield from level.other_weights.values()
             if level.params.get("counts"):
                 yield str(level.params["counts"])
             for programs in level.programs.values():

@@ -44,7 +44,8 @@ class TargetInfo:
 class LevelInfo:
     """One level of the cascade, cheapest first; the last one is the target. `params` are the YAML's, checked.
 
-    `programs` maps target name -> program name (`forward`, `commit`) -> file. Levels without weights (ngram) have none.
+    `programs` maps target name -> program name (`forward`, `commit`) -> file. Levels without weights (ngram) have none. `other_weights`
+    maps the name of a target that lays tensors out otherwise than `weights` does -> the file of these; the rest it reads from `weights`.
     """
 
     name: str
@@ -53,6 +54,7 @@ class LevelInfo:
     kv: KvGeometry | None = None
     weights: str | None = None
     programs: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    other_weights: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from mlsdc.runtime.errors import ArtifactError, CapacityError
 from mlsdc.runtime.kv_format import KvGeometry
 from mlsdc.runtime.kv_tail import Tail
 from mlsdc.runtime.kv_window import KvWindow, window_of
-from mlsdc.runtime.manifest import TargetInfo
+from mlsdc.runtime.manifest import LevelInfo, TargetInfo
 from mlsdc.runtime.slabs import slab_bytes_for
 from mlsdc.runtime.step import INPUTS, Limits, input_shape, tail_widths
 
@@ -212,11 +212,20 @@ def artifact_needs(artifact: Artifact, target: TargetInfo) -> list[LevelNeed]:
         programs = artifact.programs(level.name, target) if level.programs else {}
         taps = [tap for program in programs.values() for name, tap in program.taps.items() if name == "logits"]
         needs.append(LevelNeed(
-            level.name, None if "kv_of" in level.params else level.kv, artifact.manifest.weights[level.weights][0] if level.weights else 0,
+            level.name, None if "kv_of" in level.params else level.kv, weight_bytes(artifact, level, target),
             max((program.arena_bytes for program in programs.values()), default=0),
             max((tap.num_bytes for tap in taps), default=0),
             input_widths(level.params, programs.values(), artifact.manifest.model.vocab_size), window_of(level.params)))
     return needs
+
+
+def weight_bytes(artifact: Artifact, level: LevelInfo, target: TargetInfo) -> int:
+    """Of a level on a target. Raises ArtifactError."""
+    if level.weights is None:
+        return 0
+    if target.name in level.other_weights:
+        return artifact.level_weights(level.name, target.name).num_bytes
+    return artifact.manifest.weights[level.weights][0]
 
 
 def default_pool_bytes(sequence_bytes: int, limits: Limits) -> int:

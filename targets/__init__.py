@@ -15,9 +15,10 @@ from mlsdc.targets.hardware import AMD_GPUS, GPUS
 if TYPE_CHECKING:
     from mlsdc.targets.protocol import Target
 
-__all__ = ["NATIVE", "TARGETS", "TargetEntry", "make_target", "native_target", "target_names"]
+__all__ = ["ALIASES", "NATIVE", "TARGETS", "TargetEntry", "make_target", "native_target", "target_names"]
 
 NATIVE = "cpu-native"
+ALIASES = {"cpu": NATIVE}
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,7 @@ def make_target(name: str, limits: Limits) -> Target:
 
 def target_names(hardware: str) -> tuple[str, ...]:
     """The targets that `hardware`, `a,b`, names: each once, the best first. Raises CompileError if `cpu-native` fits nothing."""
-    names = {native_target() if name == NATIVE else name for name in hardware.split(",")}
+    names = {native_target() if ALIASES.get(name, name) == NATIVE else name for name in hardware.split(",")}
     return tuple(name for name in TARGETS if name in names)
 
 

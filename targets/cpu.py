@@ -104,6 +104,10 @@ class CpuTarget(Target):
             return f8_bytes(n, k)
         return 4 * int(np.prod(whole(type_)))
 
+    def layout(self, type_: Type) -> str:
+        """f32 lies as it is on every device."""
+        return "f32" if isinstance(type_, TensorType) and type_.dtype is DType.F32 else "cpu"
+
     def pack(self, type_: Type, rows: npt.NDArray[Any] | Q8 | Q4 | F8) -> npt.NDArray[np.uint8]:
         if isinstance(rows, Q8):
             return pack_q8(rows)

@@ -57,7 +57,7 @@ class Level:
     def __init__(self, artifact: Artifact, target: str, request: Mapping[str, Any], fd: int) -> None:
         info = level_info(artifact, request["level"])
         self.regions = {name: Region(fd, request[name]) for name in ("pool", "inputs", "arena") if request[name] is not None}
-        self.weights = weight_tensors(artifact, info)
+        self.weights = weight_tensors(artifact, info, target)
         self.programs = artifact.programs(info.name, next(t for t in artifact.manifest.targets if t.name == target))
 
     @property

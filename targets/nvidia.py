@@ -88,6 +88,10 @@ class NvidiaTarget(Target):
             return f8_bytes(*shape)
         return int(np.prod(shape)) * (4 if tensor.dtype == DType.F32 else 2)
 
+    def layout(self, type_: Type) -> str:
+        """f32 lies as it is on every device; the rest is the same for all GPUs, AMD's too."""
+        return "f32" if self._weight(type_).dtype is DType.F32 else "gpu"
+
     def pack(self, type_: Type, rows: npt.NDArray[Any] | Q8 | Q4 | F8) -> npt.NDArray[np.uint8]:
         tensor = self._weight(type_)
         if isinstance(rows, Q8):

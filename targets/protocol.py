@@ -130,6 +130,10 @@ class Target(ABC):
     def packed_bytes(self, type_: Type) -> int:
         """Bytes of a weight of this type in the target's layout."""
 
+    def layout(self, type_: Type) -> str:
+        """A name of the bytes that `pack` makes of a weight of this type: where two targets say the same name, they make the same bytes."""
+        return self.device
+
     @abstractmethod
     def pack(self, type_: Type, rows: npt.NDArray[Any] | Q8 | Q4 | F8) -> npt.NDArray[np.uint8]:
         """Lay out a weight given as f32[n, k] (or [n]), or as codes and scales where its type is q8 or q4; deterministic."""

@@ -44,8 +44,8 @@ class Rig:
             self.device.close()
             raise
         self.program = self.artifact.programs(level.name, target)["forward"]
-        tensors = self.artifact.weights(level.name).tensors
-        self.weight_bytes = {name: info.end - info.begin for name, info in tensors.items()}
+        weights = self.artifact.level_weights(level.name, target.name)
+        self.weight_bytes = {name: len(weights.tensor(name)) for name in weights.files}
         self._rng = np.random.default_rng(seed)
 
     def open_stream(self) -> StreamRead:

@@ -38,12 +38,12 @@ def step_buffers(artifact: Artifact, info: LevelInfo, specs: Mapping[str, Progra
     return StepBuffers(artifact.manifest.limits, page_size, widths, tail)
 
 
-def weight_tensors(artifact: Artifact, info: LevelInfo) -> dict[str, Array]:
-    """Memory-mapped tensors by name: the level's own file, and what lies in the target's."""
-    file = artifact.weights(info.name)
-    found = {name: file.tensor(name) for name in file.tensors}
+def weight_tensors(artifact: Artifact, info: LevelInfo, target: str) -> dict[str, Array]:
+    """Memory-mapped tensors by name, laid out for the target of that name: the level's own, and what lies with the target level's."""
+    own = artifact.level_weights(info.name, target)
+    found = {name: own.tensor(name) for name in own.files}
     shared = info.params.get("shared") or {}
     if shared:
-        lender = artifact.weights(artifact.manifest.target_level.name)
+        lender = artifact.level_weights(artifact.manifest.target_level.name, target)
         found |= {name: lender.tensor(of) for name, of in shared.items()}
     return found

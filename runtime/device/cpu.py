@@ -160,7 +160,7 @@ class CpuLevel(LevelMemory):
             self.geometry: KvGeometry = info.kv
             self.page_bytes = info.kv.page_bytes
             self.wide_bytes = info.kv.wide.page_bytes if info.kv.wide else 0
-        self.weights: Mapping[str, Array] = weight_tensors(device.artifact, info)
+        self.weights: Mapping[str, Array] = weight_tensors(device.artifact, info, device.target.name)
         self.arena = big_array(max(spec.arena_bytes for spec in specs.values()))
         self.programs: dict[str, BoundProgram] = {name: device.program(self, spec) for name, spec in specs.items()}
 

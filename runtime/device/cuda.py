@@ -182,14 +182,16 @@ class CudaLevel(LevelMemory):
         self.limits: Limits = device.artifact.manifest.limits
         self.buffers = step_buffers(device.artifact, info, specs)
         self.places, inputs_bytes = input_places({name: getattr(self.buffers, name).nbytes for name in INPUTS}, specs.values())
-        file = device.artifact.weights(level)
-        first = min((tensor.begin for tensor in file.tensors.values()), default=0)
-        weights_bytes = max((tensor.end for tensor in file.tensors.values()), default=0) - first
+        runs = list(device.artifact.level_weights(level, device.target.name).runs())
+        weights_bytes = sum(aligned(len(data)) for data, _ in runs)
         parts = {"weights": weights_bytes, "arena": max(spec.arena_bytes for spec in specs.values()), "inputs": inputs_bytes}
         addresses, self.pool = device.reserve(level, parts, num_pages * self.page_bytes)
         self.arena, self.inputs = addresses["arena"], addresses["inputs"]
-        device.upload(addresses["weights"], file.bytes[first : first + weights_bytes])
-        self.weights = {name: addresses["weights"] + tensor.begin - first for name, tensor in file.tensors.items()} | self._lent(info)
+        self.weights, at = self._lent(info), addresses["weights"]
+        for data, places in runs:
+            device.upload(at, data)
+            self.weights |= {name: at + place for name, place in places.items()}
+            at += aligned(len(data))
         device.weights[level] = self.weights
         self.programs: dict[str, BoundProgram] = {
             name: (CudaSample if name == "sample" else CudaProgram)(self, spec) for name, spec in specs.items()}

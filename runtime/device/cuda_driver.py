@@ -27,6 +27,10 @@ THREAD_LOCAL = 1  # CUstreamCaptureMode: other threads' calls do not end a captu
 DRIVER_CUDA = {525: 12000, 580: 13000}
 
 
+class NoGpu(DeviceError):
+    """This machine has no NVIDIA driver, or no GPU."""
+
+
 class Driver:
     """A loaded driver library. `driver.cuMemAlloc_v2(...)` calls it and raises DeviceError unless it says CUDA_SUCCESS."""
 
@@ -35,7 +39,7 @@ class Driver:
         self._functions: dict[str, Any] = {}
         code = self._library.cuInit(0)
         if code:
-            raise DeviceError(self._refusal(code))
+            raise (NoGpu if code == NO_DEVICE else DeviceError)(self._refusal(code))
         version = C.c_int()
         self.cuDriverGetVersion(C.byref(version))
         self.cuda_version = version.value
@@ -121,12 +125,12 @@ class Driver:
 
 
 def load_library() -> C.CDLL:
-    """libcuda. Raises DeviceError where there is none."""
+    """libcuda. Raises NoGpu where there is none."""
     name = os.environ.get("MLSDC_LIBCUDA", LIBRARY)
     try:
         return C.CDLL(name)
     except OSError as error:
-        raise DeviceError(f"no NVIDIA driver: cannot load {name} ({error}); run where one is installed, or compile for a CPU") from None
+        raise NoGpu(f"no NVIDIA driver: cannot load {name} ({error}); run where one is installed, or compile for a CPU") from None
 
 
 def cuda_text(version: int) -> str:

@@ -24,14 +24,15 @@ from mlsdc.runtime.server.state import Server
 class DrainingServer(uvicorn.Server):
     """The first signal refuses new requests and waits for the others; the second one waits no more."""
 
-    def __init__(self, config: uvicorn.Config, server: Server, ready: str) -> None:
+    def __init__(self, config: uvicorn.Config, server: Server, *ready: str) -> None:
         super().__init__(config)
         self.server = server
         self.ready = ready
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
-        log.LOGGER.info(self.ready)
+        for line in self.ready:
+            log.LOGGER.info(line)
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -65,7 +66,8 @@ def serve(engine: AsyncEngine, settings: ServerSettings, *, host: str, port: int
         app, log_config=None, access_log=False, server_header=False, date_header=False, lifespan="on", timeout_keep_alive=30,
         timeout_graceful_shutdown=max(1, round(settings.drain_timeout_s)))
     server: Server = app.state.server
-    running = DrainingServer(config, server, f"serving {server.model} at http://{_printable(address)}")
+    ready = f"serving {server.model} at http://{_printable(address)}", f"device {engine.engine.device.name}"
+    running = DrainingServer(config, server, *ready)
     try:
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
             runner.run(running.serve(sockets=[bound]))

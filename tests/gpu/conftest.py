@@ -28,6 +28,18 @@ def tiny_gpu(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Path
 
 
 @pytest.fixture(scope="session")
+def tiny_fat(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Path:
+    """For h100 and this CPU, in one artifact. Its cubins are those of `tiny_gpu`: whoever is second finds them in the cache."""
+    pytest.importorskip("triton", reason="triton is not installed (pip install mlsdc[nvidia])")
+    from mlsdc.compiler import compile_model
+
+    def make(folder: Path) -> None:
+        compile_model(config(tiny_model, "h100,cpu"), folder / "tiny.mlsdc")
+
+    return once(tmp_path_factory, "gpu-tiny-fat", make) / "tiny.mlsdc"
+
+
+@pytest.fixture(scope="session")
 def tiny_cpu(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Path:
     from mlsdc.compiler import compile_model
 
