@@ -25,17 +25,20 @@ from mlsdc.runtime.step import SCRATCH_SLOTS, Limits
 
 LEVEL_KINDS = ("ngram", "medusa", "eagle", "model", "self")
 MAX_RANKS = 64
-_SECTIONS = ("target", "cascade", "memory", "limits", "hardware", "passes", "quality_gate", "tensor_parallel")
+_SECTIONS = ("target", "cascade", "memory", "limits", "hardware", "passes", "quality_gate", "tensor_parallel", "kernels")
 
 
 @dataclass(frozen=True)
 class TargetConfig:
     """The model. `model` is a path relative to the YAML file (a GGUF file or a Hugging Face folder), or `package:NAME/FILE` for one
-    that an installed Python package brings (capture.load_source). `name` is what the artifact calls itself; default: the source's name."""
+    that an installed Python package brings (capture.load_source). `name` is what the artifact calls itself; default: the source's name.
+    `exact: false` lets a GPU sum a drafted row's ancestors in the order of the tree's slots: faster, but not to the bit what they will be
+    once committed. CPUs are always exact."""
 
     model: str = option()
     name: str | None = option(None)
-    weights: str = option("int8", choices=("int8", "int4", "fp8", "bf16"))
+    weights: str = option("int8", choices=("int8", "int4", "int4-a16", "fp8", "bf16"))
+    exact: bool = option(True)
     kv: KvConfig = option(KvConfig(), parse=kv_section)
 
 
@@ -136,6 +139,13 @@ class GateConfig:
 
 
 @dataclass(frozen=True)
+class KernelsConfig:
+    """Which compiler's kernels do what where there is a choice. `attention: nvrtc`: CUDA C++ for h100 and h200, never run on a card yet."""
+
+    attention: str = option("triton", choices=("triton", "nvrtc"))
+
+
+@dataclass(frozen=True)
 class Config:
     """A whole model.yaml. `tensor_parallel` processes share the model's heads and MLP columns.
 
@@ -149,6 +159,7 @@ class Config:
     passes: PassesConfig = PassesConfig()
     quality_gate: GateConfig | None = None
     tensor_parallel: int = 1
+    kernels: KernelsConfig = KernelsConfig()
     where: Where = field(default=Where("config"), compare=False)
     folder: Path = field(default=Path("."), compare=False)
 
@@ -219,6 +230,7 @@ def parse_config(raw: Any, file: str = "config", folder: Path = Path("."), overr
         passes=read(PassesConfig, sections.get("passes"), where.key("passes")),
         quality_gate=_gate(sections.get("quality_gate"), where.key("quality_gate")),
         tensor_parallel=_ranks(sections.get("tensor_parallel", 1), where.key("tensor_parallel")),
+        kernels=read(KernelsConfig, sections.get("kernels"), where.key("kernels")),
         where=where,
         folder=folder,
     )

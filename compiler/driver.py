@@ -46,6 +46,7 @@ from mlsdc.runtime.program import ProgramSpec
 from mlsdc.runtime.step import Limits
 from mlsdc.targets import ALIASES, TARGETS, make_target, target_names
 from mlsdc.targets.kv_support import refused_geometry
+from mlsdc.targets.nvrtc_build import choose_nvrtc
 
 if TYPE_CHECKING:
     from mlsdc.compiler.capture.torch_export import Captured
@@ -177,7 +178,12 @@ def choose_targets(config: Config, limits: Limits) -> tuple[Target, ...]:
             config.fail("hardware", f"'{name}' is not a target; targets are {', '.join(TARGETS)}")
         if not entry.artifact:
             config.fail("hardware", f"'{name}' has no kernels for a whole model yet ({entry.summary}); {', '.join(able)} have")
-    return tuple(make_target(name, limits) for name in target_names(config.hardware))
+    targets = tuple(make_target(name, limits, config.target.exact) for name in target_names(config.hardware))
+    if config.kernels.attention == "nvrtc":
+        for target in targets:
+            if why := choose_nvrtc(target):
+                config.fail("kernels.attention", f"nvrtc: {why}")
+    return targets
 
 
 def model_folder(config: Config) -> Path | None:

@@ -13,7 +13,7 @@ from mlsdc.compiler.ops_quant import AppendKvSlice, GatedQuantise, LinearQ, Norm
 from mlsdc.compiler.types import Dim, DType, KvType, TensorType, TreeType
 from mlsdc.runtime.step import Limits
 
-WEIGHTS = {"int8": DType.Q8, "int4": DType.Q4, "bf16": DType.BF16}
+WEIGHTS = {"int8": DType.Q8, "int4": DType.Q4, "int4-a16": DType.Q4, "fp8": DType.F8, "bf16": DType.BF16}
 
 
 @dataclass(frozen=True)
@@ -39,14 +39,15 @@ SHAPES = {
 
 
 def shape_graph(shape: Shape, limits: Limits, weights: str = "int8", kv_format: str = "bf16", page_size: int = 32) -> Graph:
-    """The target's row program as the default pipeline would leave it. The head stays int8 where weights are int4. Raises ConfigError."""
+    """The target's row program as the default pipeline would leave it. Embeddings and head are int8 where weights are int4, bf16 where they
+    are fp8. Raises ConfigError."""
     if weights not in WEIGHTS:
         raise ConfigError(f"weights: '{weights}' is not one of {', '.join(WEIGHTS)}")
     g = Builder("forward")
     rows, out = Dim("rows", 1, limits.max_num_batched_tokens), Dim("out", 1, limits.max_logit_rows)
     dtype = WEIGHTS[weights]
-    head_dtype = DType.Q8 if dtype is DType.Q4 else dtype
-    packed = dtype is not DType.BF16
+    head_dtype = {DType.Q4: DType.Q8, DType.F8: DType.BF16}.get(dtype, dtype)
+    packed = weights in ("int8", "int4")
     q, kv = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
 
     def matrix(name: str, n: int, k: int, type_: DType = dtype) -> str:

@@ -62,7 +62,7 @@ def emit_lowering(lowering: Lowering, name: str, level: str) -> tuple[ProgramSpe
 
 
 def launch(node: str, call: Call, resolve: Callable[[CallArg], Arg]) -> Launch:
-    return Launch(node, call.spec.key, call.grid, call.count, tuple(resolve(arg) for arg in call.args), call.grain)
+    return Launch(node, call.spec.key, call.grid, call.count, tuple(resolve(arg) for arg in call.args), call.grain, call.over, call.upto)
 
 
 def _no_values(arg: CallArg) -> Arg:

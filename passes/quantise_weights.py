@@ -16,7 +16,7 @@ from mlsdc.compiler.types import GROUP, DType, TensorType
 from mlsdc.passes.experts import expert_rows, packable_experts, packed, routes
 from mlsdc.passes.names import free
 
-WEIGHTS = ("int8", "int4", "fp8", "bf16", "none")
+WEIGHTS = ("int8", "int4", "int4-a16", "fp8", "bf16", "none")
 
 
 @dataclass(frozen=True)
@@ -32,6 +32,7 @@ class QuantiseWeights(GraphPass):
         %w.q = weight() : q8[576, 576]    %h.a8 = quantise(%h)    %q = linear_q(%h.a8, %w.q)    %k = linear_q(%h.a8, %w.k)
 
     `weights` int8 packs as q8. int4 packs as q4, but for embeddings and the head (whose errors the softmax does not forgive): q8.
+    int4-a16 packs weights as int4 does and leaves the ops, and so the rows, as they are.
     bf16 rounds weights and leaves the ops as they are; fp8 does so too, but packs linears' weights as f8 (embeddings and the head: bf16).
     none changes nothing. Values that
     `calibrate-activations` found to have a few groups of large numbers are quantised with a second plane there (a16). A bias stays f32
@@ -53,6 +54,8 @@ class QuantiseWeights(GraphPass):
             return apply_rules(graph, (Rule("linear(x, w) -> linear(x, w as bf16)", Weight, self._round),))[0]
         if self.weights == "fp8":
             return apply_rules(graph, (Rule("linear(x, w) -> linear(x, w as f8)", Weight, self._scale_rows),))[0]
+        if self.weights == "int4-a16":
+            return apply_rules(graph, (Rule("linear(x, w) -> linear(x, w as q4)", Weight, self._pack_weight),))[0]
         rules = (
             Rule(f"linear(x, w) -> linear_q(quantise(x), w as {self.weights})", Weight, self._pack),
             Rule(f"expert_linear(x, w, i) -> expert_linear_q(quantise(x), w as {self.weights}, i)", ExpertLinear, self._pack_experts),
@@ -64,6 +67,9 @@ class QuantiseWeights(GraphPass):
 
     def _scale_rows(self, editor: Editor, weight: Node) -> bool:
         return packable(editor, weight, 2) and retyped(editor, weight, DType.BF16 if is_precise(editor, weight) else DType.F8)
+
+    def _pack_weight(self, editor: Editor, weight: Node) -> bool:
+        return packable(editor, weight) and retyped(editor, weight, DType.Q8 if is_precise(editor, weight) else DType.Q4)
 
     def _pack(self, editor: Editor, weight: Node) -> bool:
         if not packable(editor, weight):

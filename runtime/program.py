@@ -63,7 +63,8 @@ class Launch:
     """One kernel over a grid of `grid * header[count]` independent tasks (`count` None: `grid` tasks).
 
     `grain`: tasks that are best done together, because they are tiny or write to the same cache lines; a thread takes whole grains.
-    `node` is the IR value it makes: profiles, traces and diffs are keyed by it.
+    `node` is the IR value it makes: profiles, traces and diffs are keyed by it. A launch `over` so many or `upto` so many (0: any
+    number) is left out for other counts: of a node's launches for few and for many rows one runs.
     """
 
     node: str
@@ -72,6 +73,13 @@ class Launch:
     count: str | None
     args: tuple[Arg, ...]
     grain: int = 1
+    over: int = 0
+    upto: int = 0
+
+    def runs(self, count: int) -> bool:
+        """Whether it is launched for a count, taken to the next power of two: what graphs are made for."""
+        size = 1 << max(count - 1, 0).bit_length()
+        return size > self.over and (not self.upto or size <= self.upto)
 
 
 @dataclass(frozen=True)
@@ -102,7 +110,7 @@ class ProgramSpec:
         """One launch a line, so that `diff` of two programs reads."""
         taps = {k: asdict(t) for k, t in self.taps.items()}
         head = {"name": self.name, "level": self.level, "arena_bytes": self.arena_bytes, "taps": taps}
-        body = ",\n".join("  " + json.dumps(asdict(launch), separators=(",", ":")) for launch in self.launches)
+        body = ",\n".join("  " + json.dumps(_plain(launch), separators=(",", ":")) for launch in self.launches)
         return json.dumps(head)[:-1] + ', "launches": [\n' + body + "\n]}\n"
 
     @staticmethod
@@ -111,7 +119,8 @@ class ProgramSpec:
         try:
             raw = json.loads(text)
             launches = tuple(
-                Launch(x["node"], x["kernel"], x["grid"], x["count"], tuple(_arg(a) for a in x["args"]), x["grain"])
+                Launch(x["node"], x["kernel"], x["grid"], x["count"], tuple(_arg(a) for a in x["args"]), x["grain"],
+                       x.get("over", 0), x.get("upto", 0))
                 for x in raw["launches"])
             taps = {k: Tap(t["arena"], t["dtype"], tuple(t["shape"])) for k, t in raw["taps"].items()}
             return ProgramSpec(raw["name"], raw["level"], raw["arena_bytes"], launches, taps)
@@ -125,6 +134,11 @@ class ProgramSpec:
             for arg in launch.args:
                 if isinstance(arg, InputArg) and arg.input not in INPUTS:
                     raise ValueError(f"{launch.node}: '{arg.input}' is not a step input")
+
+
+def _plain(launch: Launch) -> dict[str, object]:
+    """Its fields; bounds of its count only where it has some."""
+    return {name: value for name, value in asdict(launch).items() if value or name not in ("over", "upto")}
 
 
 def _arg(raw: dict[str, object]) -> Arg:

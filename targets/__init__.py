@@ -23,7 +23,8 @@ ALIASES = {"cpu": NATIVE}
 
 @dataclass(frozen=True)
 class TargetEntry:
-    """`where` is `module:factory`, called as factory(name, limits). `artifact`: whole programs compile for it, not only some kernels."""
+    """`where` is `module:factory`, called as factory(name, limits), for GPUs as factory(name, limits, exact) too. `artifact`: whole
+    programs compile for it, not only some kernels."""
 
     where: str
     extra: str
@@ -39,10 +40,12 @@ TARGETS: dict[str, TargetEntry] = {
 }
 
 
-def make_target(name: str, limits: Limits) -> Target:
-    """The target called `name`, for programs of these limits. Raises CompileError if `cpu-native` fits nothing, KeyError for no name."""
+def make_target(name: str, limits: Limits, exact: bool = True) -> Target:
+    """The target called `name`, for programs of these limits; CPUs are always `exact`. Raises CompileError if `cpu-native` fits nothing,
+    KeyError for no name."""
     module, _, factory = TARGETS[name].where.partition(":")
-    target: Target = getattr(importlib.import_module(module), factory)(native_target() if name == NATIVE else name, limits)
+    more = () if exact or TARGETS[name].extra == "compile" else (exact,)
+    target: Target = getattr(importlib.import_module(module), factory)(native_target() if name == NATIVE else name, limits, *more)
     return target
 
 

@@ -31,8 +31,9 @@ class AmdTarget(NvidiaTarget):
 
     device = "hip"
 
-    def __init__(self, name: str, limits: Limits) -> None:
+    def __init__(self, name: str, limits: Limits, exact: bool = True) -> None:
         self.name = name
+        self.exact = exact
         self.card: AmdGpu = AMD_GPUS[name]
         self.gpu = Gpu(name, sm=0, shared_bytes=self.card.shared_bytes)  # what lowerings ask: no limit on tiles by architecture is known
         self.requires = (self.card.arch,)

@@ -9,11 +9,13 @@ KIB = 1024
 
 @dataclass(frozen=True)
 class Gpu:
-    """`sm` as in sm_90. `shared_bytes` is the most a block may ask for; `registers` and `max_threads` are of one multiprocessor."""
+    """`sm` as in sm_90. `shared_bytes` is the most a block may ask for; `registers` and `max_threads` are of one multiprocessor, of
+    which there are `multiprocessors` (of an H100 those of the SXM module)."""
 
     name: str
     sm: int
     shared_bytes: int
+    multiprocessors: int = 0
     registers: int = 65536
 
     @property
@@ -26,13 +28,13 @@ class Gpu:
 
 
 GPUS = {gpu.name: gpu for gpu in (
-    Gpu("b200", sm=100, shared_bytes=227 * KIB),
-    Gpu("h200", sm=90, shared_bytes=227 * KIB),
-    Gpu("h100", sm=90, shared_bytes=227 * KIB),
-    Gpu("l40s", sm=89, shared_bytes=99 * KIB),
-    Gpu("rtx4090", sm=89, shared_bytes=99 * KIB),
-    Gpu("a10", sm=86, shared_bytes=99 * KIB),
-    Gpu("a100", sm=80, shared_bytes=163 * KIB),
+    Gpu("b200", sm=100, multiprocessors=148, shared_bytes=227 * KIB),
+    Gpu("h200", sm=90, multiprocessors=132, shared_bytes=227 * KIB),
+    Gpu("h100", sm=90, multiprocessors=132, shared_bytes=227 * KIB),
+    Gpu("l40s", sm=89, multiprocessors=142, shared_bytes=99 * KIB),
+    Gpu("rtx4090", sm=89, multiprocessors=128, shared_bytes=99 * KIB),
+    Gpu("a10", sm=86, multiprocessors=72, shared_bytes=99 * KIB),
+    Gpu("a100", sm=80, multiprocessors=108, shared_bytes=163 * KIB),
 )}
 
 

@@ -130,6 +130,8 @@ def programs(launch: Launch, info: KernelInfo, header: Array) -> int:
     """How many programs a launch has for what the header says now."""
     if launch.count is None:
         return launch.grid
+    if not launch.runs(int(header[Header[launch.count]])):
+        return 0
     wanted = launch.grid * -(-int(header[Header[launch.count]]) // launch.grain)
     return min(wanted, info.resources.get("most_programs", wanted))
 

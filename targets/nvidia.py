@@ -44,12 +44,14 @@ def lowers(kind: type[T]) -> Callable[[Callable[[NvidiaTarget, Node, T, Graph], 
 
 
 class NvidiaTarget(Target):
-    """Lowers for one GPU of `targets.hardware.GPUS` at an artifact's limits."""
+    """Lowers for one GPU of `targets.hardware.GPUS` at an artifact's limits. `exact`: a drafted row has its committed self's bits (L2)."""
 
     device = "cuda"
+    attention = "triton"  # or "nvrtc": which compiler's kernels do attention (nvrtc_build.choose_nvrtc)
 
-    def __init__(self, name: str, limits: Limits) -> None:
+    def __init__(self, name: str, limits: Limits, exact: bool = True) -> None:
         self.name = name
+        self.exact = exact
         self.gpu: Gpu = GPUS[name]
         self.requires = (f"sm_{self.gpu.sm}",)
         self.limits = limits

@@ -7,12 +7,14 @@ from collections.abc import Sequence
 from mlsdc.compiler import ops_kv, ops_nn, ops_quant
 from mlsdc.compiler.graph import Graph, Node
 from mlsdc.compiler.types import Type
+from mlsdc.runtime.kv_format import KvFormat
 from mlsdc.runtime.program import InputArg, PoolArg
 from mlsdc.runtime.step import BLOCK
 from mlsdc.targets.nvidia import NvidiaTarget, a8_bytes, columns_of, lowers, sizes
 from mlsdc.targets.nvidia_kv import HEAD_DIMS, inputs, kernel, settle, unsupported
 from mlsdc.targets.protocol import Call, CallArg, Declined, KernelSpec, Lowering, TempRef, ValueRef
 from mlsdc.targets.values import geometry_of
+from mlsdc.templates.params_cuda import MOST_COLUMNS, AttendCuda, misfits
 from mlsdc.templates.params_triton import Rope
 from mlsdc.templates.params_triton_kv import AttendCombine, AttendSplit, Rotate
 
@@ -21,9 +23,13 @@ STATES = ("m_ptr: *f32", "l_ptr: *f32", "acc_ptr: *f32")
 MOST_GROUP = 64  # query heads of a kv head
 
 
-def most_tile(sm: int, format: str, head_dim: int) -> int:
-    """Rows of a tile of attention that do not spill: as compiled (docs/gpu-results.md), else the fewest."""
-    return 64 if sm < 120 and (format == "bf16" or (sm == 90 and head_dim == 64)) else 16
+def most_tile(sm: int, kv: KvFormat, head_dim: int) -> int:
+    """Rows of a tile of attention that do not spill: as compiled (`mlsdc targets --kernels`), else the fewest."""
+    if sm < 120 and (kv.name == "bf16" or (sm == 90 and head_dim <= 64)):
+        return 64
+    if sm != 90 or kv.grouped:
+        return 16
+    return 64 if {kv.keys.name, kv.values.name} <= {"int8", "fp8"} else 32
 
 
 @lowers(ops_nn.Rope)
@@ -58,8 +64,13 @@ def lower_attention(target: NvidiaTarget, node: Node, op: ops_kv.PagedAttention,
     if heads // geometry.num_kv_heads > MOST_GROUP:
         return Declined(f"{heads // geometry.num_kv_heads} query heads of a kv head do not fit a tile of {MOST_GROUP} rows")
     max_rows, kv = target.max_rows, geometry.layer_format(op.layer)
-    tile = most_tile(target.gpu.sm, kv.name, head_dim)
-    split = AttendSplit(geometry, target.limits, kv.name, heads, op.scale, tile, op.window, op.softcap, op.sinks)
+    tile = most_tile(target.gpu.sm, kv, head_dim)
+    fast = not target.exact and not 0 < op.window < BLOCK  # a tree is at most BLOCK deep: wider windows hide none of a row's ancestors
+    split = AttendSplit(geometry, target.limits, kv.name, heads, op.scale, tile, op.window, op.softcap, op.sinks, fast)
+    if target.attention == "nvrtc":
+        if why := misfits(geometry, kv.name, split.group):
+            return Declined(f"attention by nvrtc does not do {why}: leave out 'kernels: {{attention: nvrtc}}'")
+        split = AttendCuda(geometry, target.limits, kv.name, heads, op.scale, MOST_COLUMNS[head_dim], op.window, op.softcap, op.sinks)
     first_by = 0 if op.sinks else op.window  # with sinks a row's first split is the first of all
     combine = AttendCombine(
         heads, head_dim, max_rows, split.splits, split.blocks_per_split * BLOCK, first_by, op.quantise, kv.values.rotated)

@@ -14,6 +14,7 @@ from typing import Any
 from mlsdc.compiler.cache import cache_folder
 from mlsdc.compiler.errors import CompileError
 from mlsdc.runtime.manifest import KernelInfo, TargetInfo
+from mlsdc.targets import nvrtc_build
 from mlsdc.targets.cubin import Resources, elf_abi, resources
 from mlsdc.targets.hardware import MIN_DRIVER, Gpu
 from mlsdc.targets.protocol import KernelSpec
@@ -32,10 +33,12 @@ VARIANTS = {
     "commit": (Variant(4, 1),),
     "linear_q": (Variant(4, 3), Variant(4, 2), Variant(8, 2), Variant(8, 1)),
     "gated_q": (Variant(4, 3), Variant(4, 2), Variant(8, 2), Variant(8, 1)),
+    "linear_a16": (Variant(4, 4), Variant(4, 3), Variant(4, 2), Variant(8, 2), Variant(8, 1)),
     "linear": (Variant(4, 4), Variant(4, 3), Variant(4, 2), Variant(8, 1)),
     "quantise": (Variant(4, 1), Variant(8, 1), Variant(16, 1)),
     "rms_norm": (Variant(4, 1), Variant(8, 1), Variant(16, 1)),
 }
+WIDE = (Variant(8, 3), Variant(8, 2), Variant(4, 3), Variant(4, 2), Variant(8, 1))  # linears for many rows
 OTHERS = (Variant(4, 1), Variant(8, 1))
 THREADS = 2  # triton and ptxas let go of the interpreter lock; more threads than cores bring nothing
 FORMAT = 2  # of a cache entry
@@ -60,26 +63,32 @@ def build(name: str, gpu: Gpu, requires: tuple[str, ...], specs: Sequence[Kernel
 
 def build_one(spec: KernelSpec, gpu: Gpu, directory: Path, folder: Path) -> KernelInfo:
     """Write the source, compile its variants until one fits, write the cubin."""
-    source, file = folder / f"k_{spec.key}.py", folder / f"{spec.key}.cubin"
-    text = render(spec)
+    cuda = nvrtc_build.is_cuda(spec)
+    source, file = folder / f"k_{spec.key}.{'cu' if cuda else 'py'}", folder / f"{spec.key}.cubin"
+    text = nvrtc_build.render(spec) if cuda else render(spec)
     (directory / source).write_text(text, encoding="utf-8")
     entry = cache_entry(spec, gpu, text)
     found = read_entry(entry)
     if found is None:
-        found = fitting(spec, gpu, directory / source, directory / file)
+        found = nvrtc_build.fitting(spec, gpu, text) if cuda else fitting(spec, gpu, directory / source, directory / file)
         write_entry(entry, found)
     cubin, used = found
     (directory / file).write_bytes(cubin)
-    most = getattr(spec.params, "most_programs", None)
+    most = getattr(spec.params, "most_programs", 0)
+    abi, checked = (spec.abi, nvrtc_build.checked_by()) if cuda else ((*spec.abi, *HIDDEN), checked_by(spec))
     return KernelInfo(
-        entry=spec.key, file=file.as_posix(), source=source.as_posix(), abi=(*spec.abi, *HIDDEN), checked_by=checked_by(spec),
-        resources=used if most is None else used | {"most_programs": most})
+        entry=spec.key, file=file.as_posix(), source=source.as_posix(), abi=abi, checked_by=checked,
+        resources=used if not most else used | {"most_programs": most})
+
+
+def variants(spec: KernelSpec) -> tuple[Variant, ...]:
+    return WIDE if getattr(spec.params, "block_m", 0) > 16 else VARIANTS.get(spec.template, OTHERS)
 
 
 def fitting(spec: KernelSpec, gpu: Gpu, source: Path, file: Path) -> tuple[bytes, dict[str, int]]:
     """The cubin of the first variant that fits the machine without spilling, and what it needs. Raises CompileError."""
     rejected = []
-    for variant in VARIANTS.get(spec.template, OTHERS):
+    for variant in variants(spec):
         compiled = compile_cubin(spec, source, gpu, variant)
         file.write_bytes(compiled.cubin)
         used = resources(file, tools_folder())
@@ -111,7 +120,10 @@ def cache_entry(spec: KernelSpec, gpu: Gpu, text: str) -> Path | None:
     folder = cache_folder()
     if folder is None:
         return None
-    parts = (FORMAT, TRITON_VERSION, gpu.sm, gpu.shared_bytes, gpu.registers, spec.abi, VARIANTS.get(spec.template, OTHERS), text)
+    how: tuple[object, ...] = (TRITON_VERSION, variants(spec))
+    if nvrtc_build.is_cuda(spec):
+        how = (nvrtc_build.VERSION, nvrtc_build.OPTIONS)
+    parts = (FORMAT, *how, gpu.sm, gpu.shared_bytes, gpu.registers, spec.abi, text)
     return folder / "kernels" / hashlib.sha256(repr(parts).encode()).hexdigest()
 
 

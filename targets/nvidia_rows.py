@@ -5,8 +5,9 @@ A program takes `Launch.grain` of the counted rows: a launch has `grid * ceil(co
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import prod
-from typing import Any
+from typing import Any, TypeVar
 
 from mlsdc.compiler import ops_core, ops_nn, ops_quant
 from mlsdc.compiler.graph import Graph, Node
@@ -22,7 +23,10 @@ BITS = {DType.Q8: 8, DType.Q4: 4}
 PLAIN = {DType.F32: "f32", DType.BF16: "bf16"}
 LINEAR = {**PLAIN, DType.F8: "u8"}
 MOST_ELEMENTS = 2**31  # kernels count in i32
+FEW = 64  # rows that tiles for decoding take; a power of two
 MOST_ROW = 16384  # columns that one program holds at a time
+
+T = TypeVar("T", bound=P.LinearQ | P.Linear)
 
 
 def launch(node: Node, params: Any, abi: tuple[str, ...], args: tuple[CallArg, ...], *, grid: int = 1, grain: int = 1,
@@ -30,6 +34,31 @@ def launch(node: Node, params: Any, abi: tuple[str, ...], args: tuple[CallArg, .
     """One launch over the node's rows; the last argument is the result."""
     call = Call(KernelSpec(params.template, params, abi), grid, counted_rows(node.type)[1], (*args, ValueRef(node.name)), grain)
     return Lowering((call,), storage(node.type), in_place_of=in_place_of)
+
+
+def by_rows(node: Node, target: NvidiaTarget, params: P.LinearQ | P.Linear, abi: tuple[str, ...], args: tuple[CallArg, ...],
+            in_place_of: str | None = None) -> Lowering:
+    """A linear as two launches, of which one runs: tiles for decoding, and where there can be more than FEW rows tiles for prompts.
+
+    Integer dots have the same bits in any tile. Those of floats need not: exact rows (law L2) keep to one kind of tile.
+    """
+    few = launch(node, params, abi, args, grid=params.grid, grain=params.block_m, in_place_of=in_place_of)
+    if params.max_rows <= FEW or not target.gpu.multiprocessors or (target.exact and not exact_dots(params)):
+        return few
+    many = wide_tiles(params, target.gpu.multiprocessors)
+    more = launch(node, many, abi, args, grid=many.grid, grain=many.block_m)
+    return replace(few, calls=(replace(few.calls[0], upto=FEW), replace(more.calls[0], over=FEW)))
+
+
+def exact_dots(params: P.LinearQ | P.Linear) -> bool:
+    return isinstance(params, P.LinearQ) and not isinstance(params, P.LinearA16)
+
+
+def wide_tiles(params: T, multiprocessors: int) -> T:
+    """The same linear for many rows; a gated one has two sums a column, and takes whole tiles of its columns."""
+    gated = isinstance(params, P.GatedQ)
+    columns = next(size for size in (64, 32) if params.n % size == 0) if gated else 128
+    return replace(params, block_m=64, block_n=columns, most_programs=2 * multiprocessors)
 
 
 def rows(node: Node) -> tuple[int, int]:
@@ -106,8 +135,7 @@ def lower_linear_q(target: NvidiaTarget, node: Node, op: ops_quant.LinearQ, grap
     extra = (("bias_ptr: *f32",) if op.bias else ()) + (("residual_ptr: *f32",) if op.residual else ())
     abi = ("w_ptr: *u8", "x_ptr: *i8", *extra, "header: *i32", *fine_abi(fine), "y_ptr: *f32")
     h, w, *more = values(node)
-    return launch(node, params, abi, (w, h, *more, HEADER, *fine_args(fine)), grid=params.grid, grain=params.block_m,
-                  in_place_of=node.inputs[-1] if op.residual else None)
+    return by_rows(node, target, params, abi, (w, h, *more, HEADER, *fine_args(fine)), node.inputs[-1] if op.residual else None)
 
 
 @lowers(ops_quant.GatedQuantise)
@@ -120,7 +148,7 @@ def lower_gated(target: NvidiaTarget, node: Node, op: ops_quant.GatedQuantise, g
     params = P.GatedQ(*rows(node), n2 // 2, k, BITS[weight.dtype], len(fine), act=op.act)
     abi = ("w_ptr: *u8", "x_ptr: *i8", "header: *i32", *fine_abi(fine), "y_ptr: *i8")
     h, w = values(node)
-    lowering = launch(node, params, abi, (w, h, HEADER, *fine_args(fine)), grid=params.grid, grain=params.block_m)
+    lowering = by_rows(node, target, params, abi, (w, h, HEADER, *fine_args(fine)))
     return Lowering(lowering.calls, a8_bytes(params.max_rows, params.n))
 
 
@@ -137,14 +165,19 @@ def unfit(weight: TensorType, node: Node) -> str | None:
 @lowers(ops_nn.Linear)
 def lower_linear(target: NvidiaTarget, node: Node, op: ops_nn.Linear, graph: Graph) -> Lowering | Declined:
     x, weight = input_type(graph, node, 0), input_type(graph, node, 1)
-    if weight.dtype not in LINEAR or not is_rows(x) or x.rank != 2:
-        return Declined(f"linear of {x} and {weight}; there are templates for f32[rows, k] and weights of f32, bf16 and f8")
+    if weight.dtype not in (*LINEAR, *BITS) or not is_rows(x) or x.rank != 2:
+        return Declined(f"linear of {x} and {weight}; there are templates for f32[rows, k] and weights of f32, bf16, f8, q8 and q4")
     n, k = whole(weight)
     if n * k >= MOST_ELEMENTS or counted_rows(node.type)[2] * n >= MOST_ELEMENTS:
         return Declined(f"weight of {n} x {k} for {counted_rows(node.type)[2]} rows: kernels count elements in 31 bits")
-    params = P.Linear(*rows(node), n, k, LINEAR[weight.dtype], len(node.inputs) == 3)
-    abi = ("x_ptr: *f32", f"w_ptr: *{params.dtype}", *(("bias_ptr: *f32",) if params.bias else ()), "header: *i32", "y_ptr: *f32")
-    return launch(node, params, abi, (*values(node), HEADER), grid=params.grid, grain=params.block_m)
+    bias = len(node.inputs) == 3
+    params: P.Linear | P.LinearA16
+    if weight.dtype in BITS:
+        params, stored = P.LinearA16(*rows(node), n, k, BITS[weight.dtype], bias=bias), "u8"
+    else:
+        params, stored = P.Linear(*rows(node), n, k, LINEAR[weight.dtype], bias), LINEAR[weight.dtype]
+    abi = ("x_ptr: *f32", f"w_ptr: *{stored}", *(("bias_ptr: *f32",) if bias else ()), "header: *i32", "y_ptr: *f32")
+    return by_rows(node, target, params, abi, (*values(node), HEADER))
 
 
 @lowers(ops_core.GatherRows)

@@ -64,13 +64,15 @@ CallArg = Union[ValueRef, TempRef, Arg]
 
 @dataclass(frozen=True)
 class Call:
-    """One launch before buffers are placed. Grid and grain as in runtime.program.Launch."""
+    """One launch before buffers are placed. Grid, grain and bounds of the count as in runtime.program.Launch."""
 
     spec: KernelSpec
     grid: int
     count: str | None
     args: tuple[CallArg, ...]
     grain: int = 1
+    over: int = 0
+    upto: int = 0
 
 
 @dataclass(frozen=True)

@@ -141,7 +141,8 @@ class AttendSplit(Paged):
 
     A tile is up to `rows_per_tile` rows of one sequence times the query heads of one kv head, padded to `tile_rows` for the tensor
     cores. A split is `blocks_per_split` blocks of 64 positions; splits start at fixed positions, whatever the batch (law L2).
-    q and the probabilities are each the sum of two bf16 numbers: 16 bits of mantissa.
+    q and the probabilities are each the sum of two bf16 numbers: 16 bits of mantissa. Drafted rows read their ancestors by position, row by
+    row, so that they have the bits of committed rows; `fast`: all slots as one block, masked, in the order of the slots.
     """
 
     template: ClassVar[str] = "attend_split"
@@ -152,12 +153,13 @@ class AttendSplit(Paged):
     window: int = 0
     softcap: float = 0.0
     sinks: int = 0
+    fast: bool = False
     min_splits: ClassVar[int] = 16
 
     @property
     def key(self) -> str:
         return self.named(f"h{self.heads}", f"m{self.tile_rows}", f"w{self.window}" if self.window else "",
-                          "softcap" if self.softcap else "", f"s{self.sinks}" if self.sinks else "")
+                          "softcap" if self.softcap else "", f"s{self.sinks}" if self.sinks else "", "fast" if self.fast else "")
 
     @property
     def group(self) -> int:
@@ -166,8 +168,8 @@ class AttendSplit(Paged):
 
     @property
     def tile_rows(self) -> int:
-        """Rows of a tile's dots: eight rows of a sequence share one read of its keys, where so many dot rows hold them."""
-        return max(min(self.most_tile, power_of_two(8 * self.group)), 16, power_of_two(self.group))
+        """Rows of a tile's dots: eight rows of a sequence (`fast`: sixteen) share one read of its keys, where that many fit."""
+        return max(min(self.most_tile, power_of_two((16 if self.fast else 8) * self.group)), 16, power_of_two(self.group))
 
     @property
     def rows_per_tile(self) -> int:

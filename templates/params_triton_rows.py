@@ -79,6 +79,7 @@ class LinearQ(Packed):
     residual: bool = False
     block_m: int = 16
     block_n: int = 32
+    most_programs: int = 0  # of a kernel for many rows, whose programs stay
 
     @property
     def key(self) -> str:
@@ -97,13 +98,20 @@ class LinearQ(Packed):
 
     @property
     def super(self) -> int:
-        """Units of one turn of the loop: the largest divisor up to MOST_SUPER groups."""
-        most = MOST_SUPER if self.bits == 8 else MOST_SUPER // 2
+        """Units of one turn of the loop: the largest divisor up to MOST_SUPER groups, of wide tiles up to half of it."""
+        most = MOST_SUPER // (2 if self.most_programs else 1) // (2 if self.bits == 4 else 1)
         return max(size for size in range(1, most + 1) if self.units % size == 0)
 
     @property
     def grid(self) -> int:
         return -(-self.n // self.block_n)
+
+
+@dataclass(frozen=True)
+class LinearA16(LinearQ):
+    """`linear_a16`: y f32[rows, n] = x f32[rows, k] @ w^T (+ bias), weights packed, rows not: they are the sum of two bf16 numbers."""
+
+    template: ClassVar[str] = "linear_a16"
 
 
 @dataclass(frozen=True)
@@ -174,6 +182,7 @@ class Linear(RowParams):
     block_m: int = 16
     block_n: int = 32
     block_k: int = 64
+    most_programs: int = 0  # of a kernel for many rows, whose programs stay
 
     @property
     def scales_at(self) -> int:

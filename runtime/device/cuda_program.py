@@ -48,6 +48,8 @@ class BoundLaunch:
     def programs(self, header: Mapping[str, int]) -> int:
         """Programs for counts of the header."""
         launch = self.launch
+        if launch.count is not None and not launch.runs(header[launch.count]):
+            return 0
         wanted = launch.grid * (1 if launch.count is None else -(-header[launch.count] // launch.grain))
         return min(wanted, self.most)
 
@@ -132,15 +134,20 @@ class CudaProgram(BoundProgram):
 
     def profile(self) -> list[tuple[str, str, float]]:
         """Each launch between two events, for what the step buffers say."""
-        driver, stream = self.device.driver, self.device.stream
         self.start()
         self.device.synchronise()
-        header = {word.name: int(self.level.buffers.header[word]) for word in Header}
+        return self.timed(self.launches, {word.name: int(self.level.buffers.header[word]) for word in Header})
+
+    def timed(self, launches: Iterable[BoundLaunch], header: Mapping[str, int]) -> list[tuple[str, str, float]]:
+        """Launches that these counts have programs for, one after the other: (node, kernel, microseconds)."""
+        driver, stream = self.device.driver, self.device.stream
         begin, end = C.c_void_p(), C.c_void_p()
         for event in (begin, end):
             driver.cuEventCreate(C.byref(event), 0)
         times = []
-        for bound in self.launches:
+        for bound in launches:
+            if not bound.programs(header):
+                continue
             driver.cuEventRecord(begin, stream)
             bound.enqueue(self.device, header)
             driver.cuEventRecord(end, stream)
@@ -149,6 +156,12 @@ class CudaProgram(BoundProgram):
             driver.cuEventElapsedTime(C.byref(ms), begin, end)
             times.append((bound.launch.node, bound.launch.kernel, ms.value * 1e3))
         return times
+
+    def bring_inputs(self) -> None:
+        """What the step buffers say, on the GPU: for launches one by one."""
+        for array_name in self._reads:
+            array = getattr(self.level.buffers, array_name)
+            self.device.upload(self.level.inputs + self.level.places[array_name], array.reshape(-1).view(np.uint8))
 
     def _contiguous(self) -> list[tuple[Array, list[tuple[int, Array]]]]:
         """Page-locked copies of the inputs that lie side by side on the GPU, each with the arrays to be copied into it."""

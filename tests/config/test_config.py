@@ -67,7 +67,7 @@ def test_kv_formats_are_one_text(tmp_path: Path, kv: str, format_: str) -> None:
                 "found ['a'] (a list)"),
         ("target: {}", "model.yaml: target.model: is missing"),
         ("target: {model: 5}", "model.yaml: target.model: expected a text, found 5 (a whole number)"),
-        ("target: {modl: x}", "model.yaml: target.modl: unknown key (did you mean 'model'?); keys are model, name, weights, kv"),
+        ("target: {modl: x}", "model.yaml: target.modl: unknown key (did you mean 'model'?); keys are model, name, weights, exact, kv"),
         ("target: {model: m, kv: int5}", "model.yaml: target.kv.dtype: 'int5' is not allowed (did you mean 'int8'?); "
          "allowed are bf16, int8, fp8, int8n, int4-token, int4, int3, int2"),
         ("target: {model: m, kv: {keys: int}}", "model.yaml: target.kv.keys: 'int' is not allowed (did you mean 'int8'?); "

@@ -42,6 +42,7 @@ class Job:
     graph: Graph
     values: Mapping[str, Array]
     reverse: bool = False
+    exact: bool = True
 
 
 @dataclass(frozen=True)
@@ -79,8 +80,8 @@ def attention(name: str, case: Case, quantise: bool = False) -> Job:
     return Job(name, case, attention_graph(case.shape, case.buffers.limits, quantise), {"q": case.q})
 
 
-def lowered(graph: Graph, limits: Limits, gpu: str = "h100") -> Lowering:
-    lowering = NvidiaTarget(gpu, limits).lower(graph["result"], graph)
+def lowered(graph: Graph, limits: Limits, gpu: str = "h100", exact: bool = True) -> Lowering:
+    lowering = NvidiaTarget(gpu, limits, exact).lower(graph["result"], graph)
     assert isinstance(lowering, Lowering), lowering
     return lowering
 
@@ -124,7 +125,7 @@ class Memory:
 def interpret(job: Job, folder: Path) -> Outcome:
     from mlsdc.targets.triton_interpreter import launch
 
-    lowering = lowered(job.graph, job.case.buffers.limits)
+    lowering = lowered(job.graph, job.case.buffers.limits, exact=job.exact)
     memory = Memory(job, lowering)
     for call in lowering.calls:
         launch(source_of(call, folder), call.spec.key, programs(call, job), [

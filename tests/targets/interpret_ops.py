@@ -16,6 +16,7 @@ from mlsdc.compiler.graph import Builder, Graph, Weight
 from mlsdc.compiler.interpret import interpret
 from mlsdc.compiler.ops_heads import TopK
 from mlsdc.compiler.ops_nn import Linear, PadHeads
+from mlsdc.compiler.ops_quant import GatedQuantise, LinearQ, Quantise
 from mlsdc.compiler.quantise import quantise_f8, quantise_q4, quantise_q8
 from mlsdc.compiler.types import Dim, DType, TensorType
 from mlsdc.runtime.step import Header, Limits, StepBuffers
@@ -58,11 +59,50 @@ def pad() -> Graph:
     return b.build(result=b.add("result", PadHeads(5), b.input("x", TensorType(DType.F32, (Dim("rows", 1, 64), 3, 24)))))
 
 
-def linear(n: int, k: int) -> Graph:
-    b = Builder(f"linear_f8_{n}_{k}")
-    x = b.input("x", TensorType(DType.F32, (Dim("rows", 1, 64), k)))
-    weight = b.weight("w.f8", TensorType(DType.F8, (n, k)))
-    return b.build(result=b.add("result", Linear(), x, weight))
+def linear(n: int, k: int, dtype: DType = DType.F8, bias: bool = False, rows: int = 64) -> Graph:
+    b = Builder(f"linear_{dtype.value}_{n}_{k}")
+    x = b.input("x", TensorType(DType.F32, (Dim("rows", 1, rows), k)))
+    weight = b.weight("w", TensorType(dtype, (n, k)))
+    more = (b.weight("b", TensorType(DType.F32, (n,))),) if bias else ()
+    return b.build(result=b.add("result", Linear(), x, weight, *more))
+
+
+def linears(dtype: DType, act: str = "silu") -> Graph:
+    """A gated MLP of a quantised value with a residual: widths that no wide tile divides."""
+    b = Builder(f"mlp_{dtype.value}")
+    x = b.input("x", TensorType(DType.F32, (Dim("rows", 1, 160), 96)))
+    gate, down = b.weight("gate_up", TensorType(dtype, (320, 96))), b.weight("down", TensorType(dtype, (96, 160)))
+    bias = b.weight("b", TensorType(DType.F32, (96,)))
+    gated = b.add("gated", GatedQuantise(act), b.add("h", Quantise(), x), gate)
+    return b.build(result=b.add("result", LinearQ(bias=True, residual=True), gated, down, bias, x))
+
+
+def check_many_rows(folder: Path) -> None:
+    """Tiles for many rows: integer dots have the bits of tiles for few, float dots those numbers nearly."""
+    limits = Limits(max_model_len=256, max_num_seqs=4, max_num_batched_tokens=160, max_logit_rows=24, max_tree_nodes=7)
+    buffers = StepBuffers(limits, 16)
+    x = np.random.default_rng(9).standard_normal((160, 96)).astype(np.float32)
+    plain = [linear(150, 96, dtype, rows=160) for dtype in (DType.F32, DType.F8, DType.Q4)]
+    for graph in (linears(DType.Q8), linears(DType.Q4), *plain):
+        given = {"x": x}
+        for node in graph:
+            if isinstance(node.op, Weight):
+                assert isinstance(node.type, TensorType)
+                values = random_weight(node).numpy()
+                given[node.name] = QUANTISE[node.type.dtype](values) if node.type.dtype in QUANTISE else values
+        found = []
+        for rows in (ROWS, 150):
+            buffers.header[Header.ROWS] = rows
+            result = TritonMachine(limits, folder, exact=False).run(graph, given, buffers)["result"].view(np.float32)
+            found.append(result.reshape(-1, 96 if graph.name.startswith("mlp") else 150)[:rows])
+        few, many = found
+        assert np.isfinite(many).all(), graph.name
+        if graph.name.startswith("mlp"):
+            assert np.array_equal(many[:ROWS], few), graph.name
+        else:
+            np.testing.assert_allclose(many[:ROWS], few, rtol=1e-5, atol=1e-5, err_msg=graph.name)
+        wanted = interpret(graph, {"x": torch.from_numpy(x[:150])}, random_weight)["result"]
+        np.testing.assert_allclose(many, wanted, rtol=1e-4, atol=1e-4, err_msg=graph.name)
 
 
 def main() -> None:
@@ -75,6 +115,10 @@ def main() -> None:
         for n, k in ((48, 64), (37, 96)):
             check(machine, linear(n, k), {"x": np.random.default_rng(n).standard_normal((ROWS, k)).astype(np.float32)},
                   atol=4e-5)  # x is multiplied with 16 bits of mantissa
+        for n, k, dtype in ((48, 64, DType.Q4), (37, 96, DType.Q4), (40, 96, DType.Q8)):  # 96: an odd number of groups
+            check(machine, linear(n, k, dtype, bias=n == 37), {"x": np.random.default_rng(n).standard_normal((ROWS, k)).astype(np.float32)},
+                  atol=4e-5)
+        check_many_rows(Path(folder))
         check(machine, pad(), {"x": np.random.default_rng(0).standard_normal((ROWS, 3, 24)).astype(np.float32)}, atol=0)
         for dtype in (DType.F32, DType.Q8, DType.Q4):
             check(machine, moe_graph(dtype), {"tokens": np.arange(ROWS, dtype=np.int32)})

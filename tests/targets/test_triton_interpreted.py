@@ -41,6 +41,7 @@ SHAPES = {
     "mixed bf16": Shape(2, 2, 64, page_size=32, num_layers=3, format="int4-token/bf16@0=bf16/int8"),
 }
 SMALL = Shape(2, 1, 64, page_size=16)
+FAST = ("smollm2", "small pages", "window", "sinks", "int8", "fp8", "int4 by token", "mixed bf16")  # windows: one wide enough, one not
 FORMATS = ("int8", "fp8", "int4-token")
 PARENTS = (-1, 0, 0, 1, -1, 3, 2)  # seven nodes, four deep, with siblings
 K_START, V_START, COLUMNS = 128, 192, 256  # of a fused projection of SMALL: two query heads, one key head, one value head
@@ -64,6 +65,7 @@ def jobs() -> list[Job]:
     found += [attention("batch", batch), attention("a8", batch, quantise=True), replace(attention("backwards", batch), reverse=True)]
     found += [attention(f"first {m} rows", lay_out(SMALL, [tree.only(range(m))], pages_seed=m)) for m in range(1, 9)]
     found += [attention("full tree", lay_out(TINY, [drafted(rng(4), TINY, 30, random_parents(rng(5), 63))], limits=WIDE))]
+    found += [replace(job, name=f"fast {job.name}", exact=False) for job in found if job.name in (*FAST, "batch", "full tree")]
     found += [attention("elsewhere", lay_out(SMALL, [decode, chunk, tree], pages_seed=99))]
     found += [attention("chunks", lay_out(SMALL, [chunk.only(range(4)), chunk.only(range(4, 7)), chunk.only(range(7, 11))]))]
     found += [attention("committed", lay_out(SMALL, [tree.committed(row) for row in (1, 4, 6, 7)] + [decode.committed(0)]))]
@@ -132,6 +134,11 @@ class Run:
         self.jobs = {job.name: job for job in jobs()}
         self.cases: dict[str, Case] = {name: job.case for name, job in self.jobs.items()}
 
+    def error(self, name: str) -> float:
+        """Relative to the float64 reference."""
+        expected = self.cases[name].expected
+        return float(np.linalg.norm(self.rows(name) - expected) / np.linalg.norm(expected))
+
     def rows(self, name: str) -> Any:
         return self.outcomes[name].rows(self.cases[name])
 
@@ -155,9 +162,16 @@ def run(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 @pytest.mark.parametrize("name", [*SHAPES, "batch", "full tree"])
 def test_attention_equals_the_float64_reference(run: Run, name: str) -> None:
-    expected = run.cases[name].expected
-    error = np.linalg.norm(run.rows(name) - expected) / np.linalg.norm(expected)
-    assert error < 1e-5  # keys and values are read exactly; q and p carry 16 bits of mantissa
+    assert run.error(name) < 1e-5  # keys and values are read exactly; q and p carry 16 bits of mantissa
+
+
+@pytest.mark.parametrize("name", [*FAST, "batch", "full tree"])
+def test_slots_as_one_block_equal_the_float64_reference(run: Run, name: str) -> None:
+    assert run.error(f"fast {name}") < 1e-5
+
+
+def test_committed_rows_have_the_same_bits_where_drafted_ones_are_read_as_one_block(run: Run) -> None:
+    assert np.array_equal(run.rows("fast batch")[8:19], run.rows("batch")[8:19])
 
 
 def test_only_results_and_temporaries_are_written(run: Run) -> None:

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from mlsdc.compiler.graph import Graph, Input, Weight
 from mlsdc.compiler.types import TensorType
-from mlsdc.runtime.program import FloatArg, InputArg, IntArg, PoolArg
+from mlsdc.runtime.program import FloatArg, InputArg, IntArg, Launch, PoolArg
 from mlsdc.runtime.step import INPUTS, Header, Limits, StepBuffers
 from mlsdc.targets.nvidia import NvidiaTarget, storage
 from mlsdc.targets.protocol import Call, Declined, Lowering, TempRef, ValueRef
@@ -32,8 +32,8 @@ def poisoned(size: int) -> Array:
 class TritonMachine:
     """The kernels of an artifact's limits; sources are written into `folder`."""
 
-    def __init__(self, limits: Limits, folder: Path, gpu: str = "h100") -> None:
-        self.target = NvidiaTarget(gpu, limits)
+    def __init__(self, limits: Limits, folder: Path, gpu: str = "h100", exact: bool = True) -> None:
+        self.target = NvidiaTarget(gpu, limits, exact)
         self.folder = folder
 
     def run(self, graph: Graph, values: Mapping[str, Any], buffers: StepBuffers, pool: Array | None = None,
@@ -108,8 +108,10 @@ class TritonMachine:
     def programs(self, call: Call, buffers: StepBuffers) -> int:
         if call.count is None:
             return call.grid
+        if not Launch("", "", 1, call.count, (), 1, call.over, call.upto).runs(int(buffers.header[Header[call.count]])):
+            return 0
         grid = call.grid * -(-int(buffers.header[Header[call.count]]) // call.grain)
-        return min(grid, getattr(call.spec.params, "most_programs", grid))
+        return min(grid, getattr(call.spec.params, "most_programs", 0) or grid)
 
     def source(self, call: Call) -> Path:
         path = self.folder / f"k_{call.spec.key}.py"
