@@ -41,6 +41,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--batch", type=int, default=1, metavar="N", help="spec: prompts at once")
     parser.add_argument("--temperature", type=float, default=0.0, metavar="T", help="spec")
     parser.add_argument("--seed", type=int, default=0, help="spec")
+    parser.add_argument("--cascade", action="append", default=[], metavar="LEVELS", help="spec: levels of the artifact that draft: "
+                        "counts+eagle merged, counts>small stacked; several are compared in one run")
+    parser.add_argument("--max-nodes", type=int, default=32, metavar="N", help="spec: of a merged tree of --cascade (32)")
+    parser.add_argument("--coupling", action="store_true", help="spec: at T > 0, by level, how often its first guess is what is drawn, "
+                        "and how far its distribution is from the target's")
     parser.add_argument("--trace", type=Path, metavar="FILE", help="spec: write what the controller saw and chose, as JSON lines")
     parser.add_argument("--plot", type=Path, metavar="PNG", help="spec: draw speeds, tokens a step, times of a token (matplotlib)")
     cli_bench_serve.add_arguments(parser, numbers)
@@ -49,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def gpu_check(args: argparse.Namespace) -> int:
     """Exit code 1 where the card computes something else than the CPU."""
-    from mlsdc.compiler import gpu_check as check
+    from mlsdc.compiler import cli_gpu_check as check
 
     if args.artifact is None:
         raise MlsdcError("mlsdc bench gpu-check: expected an artifact")
@@ -109,23 +114,32 @@ def main(args: argparse.Namespace) -> int:
 
 def spec(args: argparse.Namespace, threads: int) -> SpecReport:
     from mlsdc.runtime.artifact import Artifact
+    from mlsdc.runtime.bench.coupling import measure as of_levels
     from mlsdc.runtime.bench.prompts import read_prompts
     from mlsdc.runtime.bench.spec import SpecReport, measure
     from mlsdc.runtime.engine import Engine
+    from mlsdc.runtime.sampling_params import SamplingParams
 
     if args.prompts is None:
         raise MlsdcError("--prompts: `mlsdc bench spec` wants a file of prompts")
+    if args.trace and args.cascade:
+        raise MlsdcError("--trace: is of one controller; every --cascade has its own")
+    if args.coupling and args.temperature <= 0:
+        raise MlsdcError("--coupling: at temperature 0 nothing is drawn; give --temperature")
+    drawn = SamplingParams(max_tokens=args.tokens, temperature=args.temperature, seed=args.seed) if args.coupling else None
     prompts = read_prompts(args.prompts, args.per_kind)
     sha256 = Artifact.open(args.artifact).sha256
     with Engine.load(args.artifact, threads=threads, device=args.device) as engine:
         if args.trace:
             engine.drafting.controller.trace = []
         kinds = measure(engine, prompts, batch=args.batch, rounds=args.rounds, max_tokens=args.tokens, temperature=args.temperature,
-                        seed=args.seed)
+                        seed=args.seed, cascades=args.cascade, max_nodes=args.max_nodes)
         if args.trace:
             write(args.trace, "--trace", "".join(json.dumps(event) + "\n" for event in engine.drafting.controller.trace or ()))
+        coupling = of_levels(engine, prompts, drawn) if drawn else ()
         target = engine.device.name
-    report = SpecReport(args.artifact.name, sha256, target, threads, args.batch, args.temperature, args.tokens, args.rounds, kinds)
+    report = SpecReport(args.artifact.name, sha256, target, threads, args.batch, args.temperature, args.tokens, args.rounds, kinds,
+                        coupling)
     if args.plot:
         from mlsdc.compiler.plot_spec import draw
 

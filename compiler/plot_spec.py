@@ -32,7 +32,7 @@ def draw(report: SpecReport, path: Path) -> str:
         axes[2].bar([place + offset for place in places], values, 0.4, label=name)
     axes[2].set(ylabel="ms a token")
     for axis in axes:
-        axis.set_xticks(list(places), [k.kind for k in kinds], rotation=45, ha="right", fontsize=8)
+        axis.set_xticks(list(places), [f"{k.cascade} {k.kind}".strip() for k in kinds], rotation=45, ha="right", fontsize=8)
     axes[0].legend(fontsize=8)
     axes[2].legend(fontsize=8)
     figure.tight_layout()

@@ -13,6 +13,10 @@ from mlsdc.compiler.errors import HeadError
 from mlsdc.compiler.heads.modules import Frozen, Tensor
 
 
+class _Enough(Exception):
+    """The last tap is there."""
+
+
 class FrozenTarget:
     """The target's layers, in `dtype`, on `device`. `layers` counts decoder layers: tap k is the residual stream after k of them."""
 
@@ -43,13 +47,18 @@ class FrozenTarget:
 
     @torch.no_grad()
     def hidden(self, tokens: Tensor, taps: tuple[int, ...]) -> Tensor:
-        """tokens i64[b, n] (padded behind; causal, so padding reaches nobody) -> bf16[b, n, taps * hidden]."""
+        """tokens i64[b, n] (padded behind; causal, so padding reaches nobody) -> bf16[b, n, taps * hidden].
+
+        Layers behind the last tap are not run: an exit after a third of them learns three times as fast.
+        """
         kept: dict[int, Tensor] = {}
         hooks = []
 
         def keep(tap: int) -> Any:
             def hook(_: Any, __: Any, out: Any) -> None:
                 kept[tap] = (out[0] if isinstance(out, tuple) else out).detach().to("cpu", torch.bfloat16)
+                if tap == max(taps):
+                    raise _Enough
 
             return hook
 
@@ -57,6 +66,8 @@ class FrozenTarget:
             hooks.append((self.body.layers[tap - 1] if tap else self.body.embed_tokens).register_forward_hook(keep(tap)))
         try:
             self.body(input_ids=tokens.to(self.device), use_cache=False)
+        except _Enough:
+            pass
         finally:
             for hook in hooks:
                 hook.remove()

@@ -2,7 +2,8 @@
 
     python -m mlsdc.runtime.bench.acceptance smollm2.mlsdc --prompts prompts.jsonl.gz --level eagle --level counts+eagle
 
-Greedy. `--level A+B` merges the trees of levels A and B; without --level the artifact's cascade as it is.
+Greedy. `--level A+B` merges the trees of levels A and B, `--level A>B` has B judge and extend A's; without --level the artifact's cascade
+as it is.
 """
 
 from __future__ import annotations
@@ -11,12 +12,10 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
+from mlsdc.runtime.bench.cascades import cascade_of
 from mlsdc.runtime.bench.prompts import BenchPrompt, read_prompts
 from mlsdc.runtime.controller import Controller, Drafter, Proposal
 from mlsdc.runtime.engine import Engine
-from mlsdc.runtime.errors import MlsdcError
-from mlsdc.runtime.levels.base import Level
-from mlsdc.runtime.levels.compose import MergedLevel
 from mlsdc.runtime.sampling_params import SamplingParams
 from mlsdc.runtime.tree import Tree
 
@@ -32,16 +31,6 @@ class Everything(Controller):
 
     def wish(self, drafter: Drafter, budget: int) -> int:
         return budget
-
-
-def pick(engine: Engine, names: str, max_nodes: int) -> Level:
-    """The level of that name, or several merged. Raises MlsdcError."""
-    levels = {level.name: level for level in engine.drafting.levels}
-    wanted = names.split("+")
-    for name in wanted:
-        if name not in levels:
-            raise MlsdcError(f"--level: '{name}' is not a level of the artifact; levels are {', '.join(levels)}")
-    return levels[names] if len(wanted) == 1 else MergedLevel([levels[name] for name in wanted], max_nodes)
 
 
 def lengths(engine: Engine, prompts: Sequence[BenchPrompt], max_tokens: int) -> dict[str, float]:
@@ -60,7 +49,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("artifact")
     parser.add_argument("--prompts", type=Path, required=True)
-    parser.add_argument("--level", action="append", default=[], metavar="NAME[+NAME...]")
+    parser.add_argument("--level", action="append", default=[], metavar="CASCADE")
     parser.add_argument("--max-nodes", type=int, default=63, metavar="N", help="of a tree")
     parser.add_argument("--tokens", type=int, default=256, metavar="N")
     parser.add_argument("--threads", type=int)
@@ -72,7 +61,7 @@ def main() -> None:
         print(f"{'level':24}" + "".join(f"{kind:>10}" for kind in kinds), flush=True)
         for names in args.level or [""]:
             if names:
-                engine.drafting.level = pick(engine, names, args.max_nodes)
+                engine.drafting.level = cascade_of(engine, names, args.max_nodes, "--level")
             found = lengths(engine, prompts, args.tokens)
             print(f"{names or 'cascade':24}" + "".join(f"{found[kind]:10.2f}" for kind in kinds), flush=True)
 

@@ -8,17 +8,22 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Any
 
+from mlsdc.runtime.bench.cascades import cascade_of
+from mlsdc.runtime.bench.coupling import LevelCoupling
 from mlsdc.runtime.bench.prompts import BenchPrompt
+from mlsdc.runtime.controller import Controller
 from mlsdc.runtime.engine import Engine
 from mlsdc.runtime.errors import MlsdcError
+from mlsdc.runtime.levels.base import Level
 from mlsdc.runtime.request import Delta
 from mlsdc.runtime.sampling_params import SamplingParams, Speculation
 
 FORMAT = 1
+MERGED_NODES = 32  # of a merged tree
 PLAIN = Speculation(enabled=False)
 
 
@@ -60,6 +65,7 @@ class KindFigures:
     plain_p50_ms: float
     plain_p99_ms: float
     different: int  # texts that are not the plain ones: 0 in exact mode (law L1)
+    cascade: str = ""  # levels that drafted, where it is not the artifact's whole cascade
 
 
 @dataclass(frozen=True)
@@ -73,49 +79,92 @@ class SpecReport:
     max_tokens: int
     rounds: int
     kinds: Sequence[KindFigures]
+    coupling: Sequence[LevelCoupling] = ()
 
     def to_json(self) -> dict[str, Any]:
-        return {"format": FORMAT, "verb": "spec", **{key: value for key, value in vars(self).items() if key != "kinds"},
-                "kinds": [vars(kind) for kind in self.kinds]}
+        plain = {key: value for key, value in vars(self).items() if key not in ("kinds", "coupling")}
+        return {"format": FORMAT, "verb": "spec", **plain, "kinds": [vars(kind) for kind in self.kinds],
+                "coupling": [level.to_json() for level in self.coupling]}
 
     def lines(self) -> list[str]:
         head = (f"spec: {self.artifact} ({self.sha256[:12]}), {self.target}, batch {self.batch}, T {self.temperature:g}, "
                 f"{self.max_tokens} tokens, {self.rounds} rounds")
-        table = [f"{'kind':12} {'prompts':>7} {'tok/step':>8} {'tok/s':>7} {'plain':>7} {'ratio':>6}   {'p50':>6} {'p99':>6} ms a token   "
-                 f"{'plain p50':>9} {'p99':>6}"]
+        wide = max([12, *(len(k.cascade) + 1 + len(k.kind) for k in self.kinds)])
+        table = [f"{'kind':{wide}} {'prompts':>7} {'tok/step':>8} {'tok/s':>7} {'plain':>7} {'ratio':>6}   {'p50':>6} {'p99':>6} "
+                 f"ms a token   {'plain p50':>9} {'p99':>6}"]
         for k in self.kinds:
-            table.append(f"{k.kind:12} {k.prompts:7} {k.length:8.2f} {k.speed:7.1f} {k.plain_speed:7.1f} {k.ratio:6.2f}   {k.p50_ms:6.2f} "
+            table.append(f"{f'{k.cascade} {k.kind}'.strip():{wide}} {k.prompts:7} {k.length:8.2f} {k.speed:7.1f} {k.plain_speed:7.1f} {k.ratio:6.2f}   {k.p50_ms:6.2f} "
                          f"{k.p99_ms:6.2f}              {k.plain_p50_ms:9.2f} {k.plain_p99_ms:6.2f}")
         different = sum(k.different for k in self.kinds)
-        return [head, *table, f"texts that differ from plain decoding: {different}"]
+        coupling = ["", LevelCoupling.head(), *(level.line() for level in self.coupling)] if self.coupling else []
+        return [head, *table, f"texts that differ from plain decoding: {different}", *coupling]
 
 
 def measure(engine: Engine, prompts: Sequence[BenchPrompt], *, batch: int = 1, rounds: int = 1, max_tokens: int = 128,
-            temperature: float = 0.0, seed: int = 0) -> list[KindFigures]:
-    """Figures of each kind, and of all of them. Raises MlsdcError, RequestError."""
+            temperature: float = 0.0, seed: int = 0, cascades: Sequence[str] = (), max_nodes: int = MERGED_NODES) -> list[KindFigures]:
+    """Figures of each kind, and of all of them; of `cascades` (bench/cascades.py) in turn with plain decoding, else of the artifact's.
+
+    Every cascade keeps a controller of its own. Raises MlsdcError, RequestError.
+    """
     if not engine.drafting.levels:
         raise MlsdcError("this artifact has no drafting level: there is nothing to compare")
+    swaps = [Swap.of(engine, text, max_nodes) for text in cascades] or [Swap("", engine.drafting.level, engine.drafting.controller)]
     kinds = list(dict.fromkeys(prompt.kind for prompt in prompts))
-    plain, spec = {kind: Side() for kind in kinds}, {kind: Side() for kind in kinds}
-    different = dict.fromkeys(kinds, 0)
+    plain = {kind: Side() for kind in kinds}
     batches = [(kind, of_kind[i : i + batch]) for kind in kinds for of_kind in [[p.prompt for p in prompts if p.kind == kind]]
                for i in range(0, len(of_kind), batch)]
-    times: dict[str, list[tuple[float, float]]] = {kind: [] for kind in kinds}
     run(engine, batches[0][1], PLAIN, min(16, max_tokens), temperature, seed, Side())  # wakes everything up
     for kind, texts in batches:
-        plain_s, spec_s = [], []
+        plain_s: list[float] = []
+        for swap in swaps:
+            swap.seconds = []
         for _ in range(rounds):
             plain_texts = run(engine, texts, PLAIN, max_tokens, temperature, seed, plain[kind])
-            spec_texts = run(engine, texts, None, max_tokens, temperature, seed, spec[kind])
-            different[kind] += sum(a != b for a, b in zip(plain_texts, spec_texts, strict=True))
             plain_s.append(plain[kind].seconds[-1])
-            spec_s.append(spec[kind].seconds[-1])
-        times[kind].append((median(plain_s), median(spec_s)))
-    found = [figures(kind, plain[kind], spec[kind], times[kind], sum(p.kind == kind for p in prompts), different[kind]) for kind in kinds]
-    if len(kinds) > 1:
-        everything = [pair for kind in kinds for pair in times[kind]]
-        found.append(figures("all", added(plain.values()), added(spec.values()), everything, len(prompts), sum(different.values())))
-    return found
+            for swap in swaps:
+                swap.use(engine)
+                side = swap.sides.setdefault(kind, Side())
+                spec_texts = run(engine, texts, None, max_tokens, temperature, seed, side)
+                swap.different[kind] = swap.different.get(kind, 0) + sum(a != b for a, b in zip(plain_texts, spec_texts, strict=True))
+                swap.seconds.append(side.seconds[-1])
+        for swap in swaps:
+            swap.times.setdefault(kind, []).append((median(plain_s), median(swap.seconds)))
+    return [found for swap in swaps for found in swap.figures(kinds, plain, prompts)]
+
+
+@dataclass
+class Swap:
+    """A way to draft, and what came of it, by kind."""
+
+    cascade: str
+    level: Level | None
+    controller: Controller
+    sides: dict[str, Side] = field(default_factory=dict)
+    times: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
+    different: dict[str, int] = field(default_factory=dict)
+    seconds: list[float] = field(default_factory=list)
+
+    @staticmethod
+    def of(engine: Engine, text: str, max_nodes: int) -> Swap:
+        level = cascade_of(engine, text, max_nodes, "--cascade")
+        engine.drafting.level = level
+        engine.drafting.controller = Controller()
+        engine.drafting.use(engine.device)
+        return Swap(text, level, engine.drafting.controller)
+
+    def use(self, engine: Engine) -> None:
+        if engine.drafting.controller is not self.controller:
+            engine.drafting.level = self.level
+            engine.drafting.controller = self.controller
+
+    def figures(self, kinds: Sequence[str], plain: dict[str, Side], prompts: Sequence[BenchPrompt]) -> list[KindFigures]:
+        found = [figures(kind, plain[kind], self.sides[kind], self.times[kind], sum(p.kind == kind for p in prompts), self.different[kind])
+                 for kind in kinds]
+        if len(kinds) > 1:
+            everything = [pair for kind in kinds for pair in self.times[kind]]
+            found.append(figures("all", added(plain.values()), added(self.sides.values()), everything, len(prompts),
+                                 sum(self.different.values())))
+        return [replace(of_kind, cascade=self.cascade) for of_kind in found]
 
 
 def figures(kind: str, plain: Side, spec: Side, times: Sequence[tuple[float, float]], prompts: int, different: int) -> KindFigures:

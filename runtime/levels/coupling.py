@@ -78,10 +78,15 @@ def _cut(q: Array, rest: Array, draws: Sequence[Draw]) -> tuple[Array, Array]:
 
 
 class Draws:
-    """The exponential draws E(seed, turn, token) = exp(-Gumbel) of many tokens: by the artifact's native code, if it has any."""
+    """The exponential draws E(seed, turn, token) = exp(-Gumbel) of many tokens: by the artifact's native code, if it has any.
+
+    `watch(turn, tokens, q, first)` is told of every row that is coupled: its guesses with their probabilities as its request draws, and the
+    one that comes first then (benchmarks).
+    """
 
     def __init__(self, functions: Callable[[str], NativeFunction | None] = lambda name: None) -> None:
         self._native = functions(NATIVE)
+        self.watch: Callable[[int, Array, Array, int], None] | None = None
         self._rows = self._k = 0
 
     def of(self, draws: Sequence[Draw], turns: Array, tokens: Array) -> Array:
@@ -120,5 +125,9 @@ def coupled(logp: Array, tokens: Array, owners: Sequence[Draw | None], turns: Se
         chances = np.log(weights / np.maximum(weights.sum(1) + rest, 1e-300)[:, None])
     order = np.argsort(-chances, axis=1, kind="stable")
     logp, tokens = logp.copy(), tokens.copy()
-    logp[rows], tokens[rows] = np.take_along_axis(chances, order, 1), np.take_along_axis(tokens[rows], order, 1)
+    found = np.take_along_axis(tokens[rows], order, 1)
+    if draws.watch is not None:
+        for at, row in enumerate(rows):
+            draws.watch(turns[row], tokens[row].copy(), q[at], int(found[at, 0]))
+    logp[rows], tokens[rows] = np.take_along_axis(chances, order, 1), found
     return logp, tokens

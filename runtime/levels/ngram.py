@@ -156,6 +156,11 @@ class NgramState(LevelState):
                 break
         return level.tree(tokens, parents, probabilities)
 
+    def guesses(self) -> tuple[list[tuple[np.float32, int]], int]:
+        """(probability, token) of all that may follow the history, and which of them comes first; -1: none."""
+        followers = self._followers(self.history[-self.level.order :])
+        return followers, max(self._drawn(followers, len(self.history)))[1] if followers else -1
+
     def _drawn(self, followers: Sequence[tuple[np.float32, int]], position: int) -> list[tuple[np.float32, int]]:
         """Chances that the tokens are drawn at `position`, if the request draws: p / E over the sum of all, E the draws of law L1."""
         if self.seed is None or not followers:
