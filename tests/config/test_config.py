@@ -64,7 +64,7 @@ def test_kv_formats_are_one_text(tmp_path: Path, kv: str, format_: str) -> None:
     [
         ("", "model.yaml: target: is missing; it names the model, e.g. target: {model: model.gguf}"),
         ("- a", "model.yaml: expected keys target, cascade, memory, limits, hardware, passes, quality_gate, tensor_parallel, "
-                "found ['a'] (a list)"),
+                "kernels, found ['a'] (a list)"),
         ("target: {}", "model.yaml: target.model: is missing"),
         ("target: {model: 5}", "model.yaml: target.model: expected a text, found 5 (a whole number)"),
         ("target: {modl: x}", "model.yaml: target.modl: unknown key (did you mean 'model'?); keys are model, name, weights, exact, kv"),

@@ -33,7 +33,8 @@ def write_model(folder: Path, head_dim: int = 32) -> None:
     torch.manual_seed(0)
     llama = transformers.LlamaConfig(
         vocab_size=PADDED_VOCAB, hidden_size=96, intermediate_size=128, num_hidden_layers=2, num_attention_heads=3, num_key_value_heads=1,
-        head_dim=head_dim, max_position_embeddings=512, initializer_range=0.15, tie_word_embeddings=False, bos_token_id=None, eos_token_id=0)
+        head_dim=head_dim, max_position_embeddings=512, initializer_range=0.15, tie_word_embeddings=False, bos_token_id=None,
+        eos_token_id=0)
     transformers.LlamaForCausalLM(llama).save_pretrained(folder)
     tokenizer = Tokenizer(BPE(vocab=byte_of_char(), merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
