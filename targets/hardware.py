@@ -31,6 +31,7 @@ GPUS = {gpu.name: gpu for gpu in (
     Gpu("b200", sm=100, multiprocessors=148, shared_bytes=227 * KIB),
     Gpu("h200", sm=90, multiprocessors=132, shared_bytes=227 * KIB),
     Gpu("h100", sm=90, multiprocessors=132, shared_bytes=227 * KIB),
+    Gpu("rtx5090", sm=120, multiprocessors=170, shared_bytes=99 * KIB),
     Gpu("l40s", sm=89, multiprocessors=142, shared_bytes=99 * KIB),
     Gpu("rtx4090", sm=89, multiprocessors=128, shared_bytes=99 * KIB),
     Gpu("a10", sm=86, multiprocessors=72, shared_bytes=99 * KIB),

@@ -27,8 +27,10 @@ def most_tile(sm: int, kv: KvFormat, head_dim: int) -> int:
     """Rows of a tile of attention that do not spill: as compiled (`mlsdc targets --kernels`), else the fewest."""
     if sm < 120 and (kv.name == "bf16" or (sm == 90 and head_dim <= 64)):
         return 64
-    if sm != 90 or kv.grouped:
+    if not 80 <= sm < 120 or kv.grouped or (sm != 90 and head_dim > 64):
         return 16
+    if head_dim <= 64:
+        return 32
     return 64 if {kv.keys.name, kv.values.name} <= {"int8", "fp8"} else 32
 
 

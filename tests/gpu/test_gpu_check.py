@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from mlsdc.compiler.cli import main
-from mlsdc.compiler.gpu_check import compare
+from mlsdc.compiler.cli_gpu_check import compare
+from mlsdc.compiler.gpu_peers import compare as compare_peers
+from mlsdc.compiler.gpu_peers import linears
+from mlsdc.compiler.roofline_shapes import Shape, shape_graph
 from mlsdc.runtime.device import cuda_driver
+from mlsdc.runtime.step import Limits
 from tests.gpu.fake_cuda import FakeCuda
 
 
@@ -32,15 +40,17 @@ def test_a_card_that_computes_nothing_is_found_out(
 
 
 def test_every_kernel_of_a_step_and_three_steps_are_timed(tiny_gpu: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["bench", "gpu-check", str(tiny_gpu), "--json", "-"]) == 0
+    assert main(["bench", "gpu-check", str(tiny_gpu), "--json", "-"]) == 1  # the reference interpreter finds it out, too
     found = json.loads(capsys.readouterr().out)
     assert [(step["rows"], step["context"]) for step in found["steps"]] == [(1, 112), (1, 112), (8, 112)]
     assert sum(kernel["launches"] for kernel in found["kernels"]) == 27
     assert found["numerics"] is None
+    assert not any(kernel["passed"] for kernel in found["by_kernel"] if kernel["kernel"].startswith(("linear", "gated", "attend")))
+    assert [needle["passed"] for needle in found["needles"]] == [False]
 
 
 def test_a_check_leaves_no_memory_behind(tiny_gpu: Path, fake: FakeCuda) -> None:
-    assert main(["bench", "gpu-check", str(tiny_gpu)]) == 0
+    assert main(["bench", "gpu-check", str(tiny_gpu)]) == 1
     assert not fake.memory
 
 
@@ -48,6 +58,41 @@ def test_a_machine_without_a_gpu_is_told(tiny_gpu: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(cuda_driver, "load_library", lambda: FakeCuda(devices=0))
     assert main(["bench", "gpu-check", str(tiny_gpu)]) == 2
     assert "the NVIDIA driver finds no GPU" in capsys.readouterr().err
+
+
+@pytest.fixture(scope="module")
+def interpreted(root: Path, tiny_gpu: Path) -> list[dict[str, Any]]:
+    """A card that computes right, and one whose gated kernel does not."""
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "TRITON_DEFAULT_FP_FUSION": "0"}
+    command = [sys.executable, "-m", "tests.gpu.run_gpu_check", tiny_gpu]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr[-2000:]
+    found: list[dict[str, Any]] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def test_every_kernel_of_a_right_card_is_as_the_reference_interpreter_has_it(interpreted: list[dict[str, Any]]) -> None:
+    right = interpreted[0]
+    assert len(right["kernels"]) > 10
+    assert [kernel["kernel"] for kernel in right["kernels"] if not kernel["passed"]] == []
+    assert {name.split("_")[0] for name in right["notes"][-1].partition(": ")[2].split(", ")} == {"sample"}  # only those are not compared
+
+
+def test_a_wrong_kernel_is_named_and_no_other(interpreted: list[dict[str, Any]]) -> None:
+    assert {kernel["kernel"].split("_w8")[0] for kernel in interpreted[1]["kernels"] if not kernel["passed"]} == {"gated_q"}
+
+
+def test_a_needle_is_found(interpreted: list[dict[str, Any]]) -> None:
+    assert interpreted[0]["needle"]["passed"]
+
+
+def test_what_torch_takes_is_asked_for_each_shape_once() -> None:
+    graph = shape_graph(Shape(64, 96, 2, 4, 2, 32, 128), Limits(64, 2, 16, 4, 3))
+    notes: list[str] = []
+    found = [(peer.peer, peer.what) for peer in compare_peers(graph, 48, "cpu", notes)]
+    assert len(found) == len(linears(graph)) + 1
+    assert found[-1] == ("torch SDPA", "attention of a row over 48 tokens, 4 heads over 2 of 32, bf16")
+    assert notes == ["no comparison with FlashInfer: it is not installed"]
 
 
 def test_equal_logits_pass_and_others_do_not() -> None:
