@@ -24,6 +24,7 @@ from mlsdc.runtime.errors import MlsdcError
 from mlsdc.runtime.step import SCRATCH_SLOTS, Limits
 
 LEVEL_KINDS = ("ngram", "medusa", "eagle", "model", "self")
+LEVEL_NAME = r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}"
 MAX_RANKS = 64
 _SECTIONS = ("target", "cascade", "memory", "limits", "hardware", "passes", "quality_gate", "tensor_parallel", "kernels")
 
@@ -271,6 +272,12 @@ def _cascade(raw: Any, where: Where) -> tuple[LevelConfig | MergeConfig, ...]:
                                    "{merge: [...]} to put several levels' nodes into one tree")
     seen: dict[str, str] = {}
     for path, level in Config(TargetConfig(""), items).drafters():
+        if not re.fullmatch(LEVEL_NAME, level.name):  # it names files of the artifact, and --cascade joins names by + and >
+            dataclasses.replace(where, path=f"{path}.name").fail(
+                f"{show(level.name)} is no name of a level; letters, digits, _, - and . are allowed, the first one a letter or a digit")
+        if level.name == "grammar":
+            dataclasses.replace(where, path=f"{path}.name").fail(
+                "'grammar' is the name of tokens that a grammar forces; give the level another name")
         if level.name == "target" or level.name in seen:
             taken = f"is {seen[level.name]}'s already" if level.name in seen else "is the target's"
             dataclasses.replace(where, path=f"{path}.name").fail(f"'{level.name}' {taken}; give the level another name")

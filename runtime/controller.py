@@ -13,7 +13,8 @@ the geometric mean of the requests' speeds; N are the sequences that decode, t i
 adaptive verification) a few requests that draft well would make the steps of all others longer, and a batch ends with its slowest; for
 one request the two are the same. M = 0 is always among them (and taken once in some hundred steps, to keep its cost known). Where
 several sequences decode, no step is made LONGEST times as long as without drafts. A request whose drafts do not pay for themselves is
-not asked for a while (then rarely, and again at once when a probe pays); how many nodes a level is asked for follows how many were taken.
+not asked for a while (then rarely, the more rarely the dearer drafts are, and again at once when a probe pays); how many nodes a level is
+asked for follows how many were taken.
 
 Nothing here reads a clock or draws: decisions are a function of the events. `trace` keeps both, and `replay` decides again.
 """
@@ -22,7 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import exp, inf
+from math import ceil, exp, inf
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -41,6 +42,9 @@ MARGIN = 1.05  # nodes must promise this much more than none: a longer step also
 LONGEST = 1.25  # a step with drafts takes at most so many steps without: tokens of others must not come late
 WORTH_SHARE = 0.1
 FIRST_PAUSE, LONGEST_PAUSE = 8, 128  # steps until a level that did not pay is asked again
+PROBES = 0.025  # of all time at most goes into asking again: a pause is longer where drafts are dear
+MOST_PAUSE = 4096
+TRIALS = 3
 KNOWN = 24  # proposals after which it is known what they are worth among so many sequences
 HOPE = 0.9
 ROOM_KNOWN = 16  # steps until it is looked at again whether drafts can pay at all
@@ -97,6 +101,7 @@ class Controller:
         self._rows = 1  # of the last step
         self._worth: dict[int, list[float]] = {}  # by log2 of the sequences: proposals judged, and what they saved in the mean
         self._rooms: dict[tuple[int, int, int], tuple[int, int]] = {}  # of `room`: nodes, and when that was found
+        self._shortest = FIRST_PAUSE  # pause, after the last proposals
         self.trace = trace
 
     def know(self, rates: Iterable[Rate], names: Sequence[str]) -> None:
@@ -126,16 +131,30 @@ class Controller:
         if self.trace is not None and not drafter.asked:
             self.trace.append({"event": "welcome", "id": drafter.id, "sequences": sequences})
         seen, worth = self._everyones_worth(sequences)
-        if drafter.asked or drafter.last_pause or seen < KNOWN or worth >= 0:
+        if drafter.asked or drafter.last_pause or seen < self._fewer(KNOWN) or worth >= 0:
             return True
-        drafter.last_pause, drafter.paused_at = FIRST_PAUSE, sequences
-        drafter.pause = FIRST_PAUSE + drafter.id % FIRST_PAUSE  # not all of them at once
+        drafter.last_pause, drafter.paused_at = self._shortest, sequences
+        drafter.pause = self._shortest + drafter.id % self._shortest  # not all of them at once
         return False
 
     def _everyones_worth(self, sequences: int) -> tuple[float, float]:
         """Proposals judged among so many sequences, and the seconds they saved in the mean."""
         seen, worth = self._worth.get(sequences.bit_length(), (0.0, 0.0))
         return seen, worth
+
+    def shortest(self, asked: int, sequences: int, draft_s: float, plain_s: float) -> int:
+        """Steps of the shortest pause, where `asked` proposals took `draft_s` and `sequences` decode, in `plain_s` without drafts."""
+        steps = sequences * draft_s / (max(1, asked) * PROBES * plain_s)
+        self._shortest = max(FIRST_PAUSE, ceil(min(steps, MOST_PAUSE)))
+        return self._shortest
+
+    def trials(self) -> int:
+        """Proposals after which a request's drafts may be judged."""
+        return self._fewer(FIRST_PAUSE)
+
+    def _fewer(self, count: int) -> int:
+        """So many proposals, or fewer where they are dear."""
+        return max(TRIALS, count * FIRST_PAUSE // self._shortest)
 
     def _wish(self, drafter: Drafter, budget: int) -> int:
         if drafter.pause and 2 * self._rows <= drafter.paused_at:
@@ -175,6 +194,7 @@ class Controller:
         total = sum(map(len, queues))
         seconds = self.costs.line(rows, total, context)
         plain_s, most_s = seconds[0], self.most_s(sequences, context)
+        self.shortest(len(proposals), sequences, draft_s, plain_s)
         stale = self.costs.stale(rows)
         if stale:
             total = 0  # what a step without drafts takes must be known to know what they cost
@@ -264,8 +284,9 @@ class Controller:
             drafter.taken = len(taken) if drafter.taken < 0 or drafter.last_pause else drafter.taken + 0.25 * (len(taken) - drafter.taken)
             if saved > 0 and drafter.last_pause:  # a probe that paid
                 drafter.worth, drafter.last_pause = saved, 0
-            elif drafter.last_pause or (drafter.asked >= FIRST_PAUSE and drafter.worth < 0):
-                drafter.last_pause = drafter.pause = min(LONGEST_PAUSE, max(FIRST_PAUSE, 2 * drafter.last_pause))
+            elif drafter.last_pause or (drafter.asked >= self.trials() and drafter.worth < 0):
+                longest = max(LONGEST_PAUSE, self._shortest)
+                drafter.last_pause = drafter.pause = min(longest, max(self._shortest, 2 * drafter.last_pause))
                 drafter.paused_at = sequences
 
     def learn(self, proposal: Proposal, committed: Sequence[int]) -> None:

@@ -175,6 +175,8 @@ class NativeController(Controller):
         step[W.ROWS], step[W.SEQUENCES], step[W.DRAFT_S], step[W.ASKED] = rows, sequences, draft_s, asked
         step[W.STALE], step[W.MOST_S] = self.costs.stale(rows), self.most_s(sequences, context)
         step[W.SCALE], step[W.DRAFTED_SCALE] = self.costs.scales
+        step[W.SHORTEST] = self.shortest(asked, sequences, draft_s, self.costs.step_s(rows, context))
+        step[W.TRIALS] = self.trials()
         self._choose.run()
 
     def run_learn(self, count: int) -> None:

@@ -13,7 +13,7 @@ SCRATCH = 3 * NODES  # a slot's row of work space: depths, order of chances, fla
 LAST = 3 * NODES - 1
 
 # a step, f64
-ROWS, SEQUENCES, DRAFT_S, STALE, SCALE, ASKED, LAST_ROWS, MOST_S, DRAFTED_SCALE = range(9)
+ROWS, SEQUENCES, DRAFT_S, STALE, SCALE, ASKED, LAST_ROWS, MOST_S, DRAFTED_SCALE, SHORTEST, TRIALS = range(11)
 STEP_WORDS = 16
 
 # a drafter, f64: what runtime/controller.py keeps of a request, then (hit, mass) by level and depth

@@ -94,8 +94,8 @@ class SpecReport:
                  f"ms a token   {'plain p50':>9} {'p99':>6}"]
         for k in self.kinds:
             name = f"{k.cascade} {k.kind}".strip()
-            table.append(f"{name:{wide}} {k.prompts:7} {k.length:8.2f} {k.speed:7.1f} {k.plain_speed:7.1f} {k.ratio:6.2f}   {k.p50_ms:6.2f} "
-                         f"{k.p99_ms:6.2f}              {k.plain_p50_ms:9.2f} {k.plain_p99_ms:6.2f}")
+            table.append(f"{name:{wide}} {k.prompts:7} {k.length:8.2f} {k.speed:7.1f} {k.plain_speed:7.1f} {k.ratio:6.2f}   "
+                         f"{k.p50_ms:6.2f} {k.p99_ms:6.2f}              {k.plain_p50_ms:9.2f} {k.plain_p99_ms:6.2f}")
         different = sum(k.different for k in self.kinds)
         coupling = ["", LevelCoupling.head(), *(level.line() for level in self.coupling)] if self.coupling else []
         return [head, *table, f"texts that differ from plain decoding: {different}", *coupling]

@@ -98,11 +98,15 @@ def test_two_levels_of_one_name(tmp_path: Path, tiny_model: Path) -> None:
     ([{"kind": "eagle", "heads": "x", "layers": 2}], "cascade[0].layers: unknown key"),
     ([{"kind": "eagle", "heads": "x", "max_nodes": 64}], "cascade[0].max_nodes: 64 is out of range; 1 to 63 is allowed"),
     ("ngram", "cascade: expected a list of levels"),
+    ([{"kind": "ngram", "name": "grammar"}], "cascade[0].name: 'grammar' is the name of tokens that a grammar forces"),
+    *(([{"kind": "ngram", "name": name}], "is no name of a level; letters, digits, _, - and . are allowed")
+      for name in ("../../x", "a/b", "a+b", "a>b", "a\nb", "", ".x", "é")),
 ])
 def test_a_cascade_that_is_none(cascade: Any, message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         parse_config({"target": {"model": "x"}, "cascade": cascade})
     assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
 
 
 def test_a_self_level_of_all_layers(tmp_path: Path, tiny_model: Path) -> None:

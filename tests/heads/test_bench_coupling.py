@@ -14,6 +14,7 @@ from mlsdc.runtime.engine import Engine
 from mlsdc.runtime.errors import MlsdcError
 from mlsdc.runtime.sampling_params import SamplingParams
 
+
 def test_a_turn_counts_the_overlap_of_both_distributions() -> None:
     found = LevelCoupling("x")
     p = np.array([0.5, 0.3, 0.2], np.float32)
@@ -40,7 +41,8 @@ def engine(merged: Path) -> Iterator[Engine]:
 
 def test_every_level_is_looked_at_where_tokens_are_drawn(engine: Engine) -> None:
     prompts = [BenchPrompt("all", [(7 * i + 3) % 256 for i in range(20)]), BenchPrompt("all", [1, 2, 3, 1, 2, 3, 1, 2])]
-    found = {level.level: level for level in measure(engine, prompts, SamplingParams(max_tokens=12, temperature=0.8, seed=1, ignore_eos=True))}
+    params = SamplingParams(max_tokens=12, temperature=0.8, seed=1, ignore_eos=True)
+    found = {level.level: level for level in measure(engine, prompts, params)}
     assert engine.statistics.drafted == 0
     assert set(found) == {"counts", "eagle", "medusa"}
     assert found["eagle"].turns == found["medusa"].turns == 2 * 10  # all but the prompt's own and the last, which ends the text anyway

@@ -56,13 +56,13 @@ class Stream:
         return [*range(right), right if right == sent and self.random.random() < self.alpha else 1000]
 
 
-def run(controller: Controller, streams: list[Stream], steps: int, costs: CostTable = KNEE) -> float:
+def run(controller: Controller, streams: list[Stream], steps: int, costs: CostTable = KNEE, each_s: float = DRAFT_S) -> float:
     """Decode and return the seconds it takes: `costs` are the truth, the controller learns them."""
     total = 0.0
     for _ in range(steps):
         asked = [stream for stream in streams if stream.wish and controller.welcome(stream.drafter, len(streams))]
         proposals = [stream.propose() for stream in asked]
-        draft_s = DRAFT_S * len(asked)
+        draft_s = each_s * len(asked)
         trees = controller.choose(proposals, len(streams), len(streams), 0, draft_s) if asked else []
         sent = {id(stream): len(tree) for stream, tree in zip(asked, trees, strict=True)}
         rows = len(streams) + sum(sent.values())
@@ -146,6 +146,27 @@ def test_requests_that_come_to_a_batch_where_nothing_pays_are_hardly_asked() -> 
     late = [Stream(5000 + i, 0.1, said=0.6) for i in range(32)]
     run(controller, late, 20)
     assert sum(stream.asked for stream in late) < 60
+
+
+@pytest.mark.parametrize("requests", [1, 6])
+def test_drafts_that_cost_steps_and_do_not_pay_are_hardly_tried(requests: int) -> None:
+    """A level of programs whose draft takes as long as three steps: asking it again and again is what would make it slower than plain."""
+    controller = Controller(Costs(KNEE))
+    run(controller, [Stream(i, 0.1, said=0.6) for i in range(requests)], 60, each_s=12e-3)
+    for turn in range(1, 6):
+        streams = [Stream(100 * turn + i, 0.1, said=0.6) for i in range(requests)]
+        seconds = run(controller, streams, 150, each_s=12e-3)
+        assert speed(streams, seconds) >= 0.94 * requests / KNEE.step_s(requests, 0)
+
+
+def test_dear_drafts_that_pay_are_found_after_a_pause() -> None:
+    stream = Stream(3, 0.05, said=0.5)
+    controller = Controller(Costs(KNEE))
+    run(controller, [stream], 200, each_s=3e-3)
+    assert stream.drafter.last_pause > 0
+    stream.alpha = stream.said = 0.95
+    run(controller, [stream], 300, each_s=3e-3)
+    assert stream.drafter.last_pause == 0
 
 
 def test_a_request_left_alone_drafts_again_at_once() -> None:

@@ -48,7 +48,7 @@ def text(rng: random.Random, drafted: Tree) -> list[int]:
     return [*tokens, rng.randrange(4)]
 
 
-def play(controller: Controller, seed: int, requests: int, steps: int, table: CostTable) -> list[object]:
+def play(controller: Controller, seed: int, requests: int, steps: int, table: CostTable, draft_s: float) -> list[object]:
     """What it decides while requests come and go; events depend on the seed and on its own decisions."""
     rng = random.Random(seed)
     drafters = {i: controller.drafter(i) for i in range(requests)}
@@ -64,7 +64,7 @@ def play(controller: Controller, seed: int, requests: int, steps: int, table: Co
         asked = [i for i in drafters if wishes[i] and controller.welcome(drafters[i], sequences)]
         proposals = [Proposal(drafters[i], tree(rng, wishes[i], 4), i % 3 == 0) for i in asked]
         rows = sequences + rng.randrange(3)
-        kept = controller.choose(proposals, rows, sequences, context, 1e-5 * len(asked)) if asked else []
+        kept = controller.choose(proposals, rows, sequences, context, draft_s * len(asked)) if asked else []
         told.append([(t.tokens, t.parents, t.levels) for t in kept])
         nodes = sum(map(len, kept))
         controller.step(rows + nodes, context, table.step_s(rows + nodes, context) * rng.uniform(0.8, 2.0), nodes)
@@ -78,10 +78,11 @@ def play(controller: Controller, seed: int, requests: int, steps: int, table: Co
 
 
 @settings(max_examples=40, deadline=None)
-@given(st.integers(0, 2**32), st.integers(1, 20), st.booleans(), st.sampled_from([FLAT, STEEP]))
-def test_every_decision_is_the_plain_controllers(lists: MakeList, seed: int, requests: int, known: bool, table: CostTable) -> None:
+@given(st.integers(0, 2**32), st.integers(1, 20), st.booleans(), st.sampled_from([FLAT, STEEP]), st.sampled_from([1e-5, 3e-3]))
+def test_every_decision_is_the_plain_controllers(lists: MakeList, seed: int, requests: int, known: bool, table: CostTable,
+                                                 draft_s: float) -> None:
     plain, native = Controller(Costs(table)), NativeController(lists, LEVELS, Costs(table))
     if known:
         for controller in (plain, native):
             controller.know([Rate("a", 1, False, 30, 0.5, 0.6), Rate("b", 2, True, 300, 0.7, 0.2)], ("a", "b", "c"))
-    assert play(native, seed, requests, 60, table) == play(plain, seed, requests, 60, table)
+    assert play(native, seed, requests, 60, table, draft_s) == play(plain, seed, requests, 60, table, draft_s)
