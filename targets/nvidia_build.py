@@ -75,9 +75,9 @@ def build_one(spec: KernelSpec, gpu: Gpu, directory: Path, folder: Path) -> Kern
     cubin, used = found
     (directory / file).write_bytes(cubin)
     most = getattr(spec.params, "most_programs", 0)
-    abi, checked = (spec.abi, nvrtc_build.checked_by()) if cuda else ((*spec.abi, *HIDDEN), checked_by(spec))
+    checked = nvrtc_build.checked_by() if cuda else checked_by(spec)
     return KernelInfo(
-        entry=spec.key, file=file.as_posix(), source=source.as_posix(), abi=abi, checked_by=checked,
+        entry=spec.key, file=file.as_posix(), source=source.as_posix(), abi=(*spec.abi, *HIDDEN), checked_by=checked,
         resources=used if not most else used | {"most_programs": most})
 
 

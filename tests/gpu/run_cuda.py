@@ -1,11 +1,14 @@
-"""The cuda device on the fake driver, its kernels executed by Triton's interpreter: `python -m tests.gpu.run_cuda ARTIFACT JOB`."""
+"""The cuda device on the fake driver, its kernels executed by Triton's interpreter, those in CUDA C++ as C++ on this machine:
+`python -m tests.gpu.run_cuda ARTIFACT JOB`."""
 
 from __future__ import annotations
 
+import ctypes as C
 import json
 import os
 import pickle
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +16,7 @@ from mlsdc.runtime.artifact import Artifact
 from mlsdc.runtime.device.cuda import CudaDevice
 from mlsdc.runtime.device.cuda_driver import Driver
 from mlsdc.runtime.engine import Engine
+from mlsdc.runtime.manifest import KernelInfo
 from tests.gpu.fake_cuda import FakeCuda, Launched
 from tests.laws.proposers import Known
 
@@ -36,6 +40,9 @@ class Interpreted:
         from mlsdc.targets.interpret_worker import ELEMENTS
 
         info = self.kernels[launched.entry]
+        if info.source.endswith(".cu"):
+            self.host(info, launched)
+            return
         if launched.entry not in self.functions:
             self.functions[launched.entry] = self.load(self.artifact.path(info.source), launched.entry)
         args: list[Any] = []
@@ -50,6 +57,21 @@ class Interpreted:
             data = self.fake.block(int.from_bytes(value, "little"))
             args.append(self.torch.from_numpy(data[: len(data) // dtype.itemsize * dtype.itemsize]).view(dtype))
         self.interpret(self.functions[launched.entry], launched.grid, args)
+
+    def host(self, info: KernelInfo, launched: Launched) -> None:
+        """A kernel in CUDA C++. Raises AssertionError with what the machine of tests.targets.cuda_machine finds wrong."""
+        from tests.targets.cuda_machine import host_function
+
+        if info.entry not in self.functions:
+            self.folder = tempfile.TemporaryDirectory()
+            text, r = self.artifact.path(info.source).read_text(), info.resources
+            self.functions[info.entry] = host_function(
+                info.entry, text, info.abi, r["threads"], r["shared_bytes"], Path(self.folder.name))
+        addresses = [int.from_bytes(value, "little") for value in launched.values]
+        pool = addresses[[entry.split(": ")[0] for entry in info.abi].index("pool")]
+        size = C.c_ulonglong(len(self.fake.block(pool)))
+        said = self.functions[info.entry](launched.grid, 0, 1, C.c_void_p(pool), size, (C.c_void_p * len(addresses))(*addresses))
+        assert said == b"", said.decode()
 
 
 def main() -> None:

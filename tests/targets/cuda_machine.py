@@ -65,13 +65,15 @@ def host_function(key: str, text: str, abi: Sequence[str], threads: int, shared_
     args = []
     for i, entry in enumerate(abi):
         name, type_ = entry.split(": ")
+        if type_ == "null":
+            continue
         args.append(f"({'float *' if name in RESULTS else TYPES[type_]})args[{i}]")
     source = folder / f"{key}.cc"
     source.write_text(
         f"#define HOST_SCORED {scored}\n{text}\n"
         'extern "C" const char *run(unsigned grid, int order, int late, const void *pool, u64 pool_bytes, void **args) {\n'
         "    host::late = late;\n    host::pool = (const u8 *)pool;\n    host::pool_bytes = pool_bytes;\n"
-        f"    return host::launch(grid, {threads}, {shared_bytes}, order, [=] {{ {key}({', '.join(args)}); }});\n}}\n")
+        f"    return host::launch(grid, {threads}, {shared_bytes}, order, [=] {{ {key}({', '.join(args)}, nullptr, nullptr); }});\n}}\n")
     run = C.CDLL(str(compile_host(source))).run
     run.restype = C.c_char_p
     return run
