@@ -44,7 +44,8 @@ def check(path: Path, template: str) -> dict[str, Any]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cuda_driver, "load_library", lambda: fake)
         with GpuRig(path, device="cuda") as rig:
-            graph = parse_graph(artifact.path(f"graph/{rig.manifest.target_level.name}.ir").read_text(encoding="utf-8").split("\ngraph ")[0])
+            text = artifact.path(f"graph/{rig.manifest.target_level.name}.ir").read_text(encoding="utf-8")
+            graph = parse_graph(text.split("\ngraph ")[0])
             notes: list[str] = []
             kernels = [asdict(kernel) | {"passed": kernel.passed} for kernel in kernel_numerics(rig, graph, notes)]
             needle = None if template else find_needle(rig, graph, rig.limits.max_model_len - rig.limits.max_tree_nodes - 1)
