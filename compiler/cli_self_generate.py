@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import os
 from collections.abc import Iterator, Sequence
@@ -22,7 +23,8 @@ LEAST = 16  # tokens of context that a prompt must leave
 def kept_texts(args: argparse.Namespace) -> Path:
     """The file of generated text beside the output, written unless it is there: a run that goes on must learn from the same text.
 
-    Its lines, {"tokens": [...], "start": n}, are training data like any other. Raises CompileError, also for a file of fewer tokens.
+    Its lines, {"tokens": [...], "start": n}, are training data like any other. Stopped while it writes, the same command goes on behind the
+    last whole batch of answers. Raises CompileError, also for a file of fewer tokens.
     """
     from mlsdc.compiler.config import load_config
     from mlsdc.compiler.heads.data import num_said
@@ -31,11 +33,15 @@ def kept_texts(args: argparse.Namespace) -> Path:
     if not path.parent.is_dir():
         raise CompileError(f"-o: {path.parent}: no such folder")
     if not path.exists():
-        partial = path.with_name(path.name + ".partial")
+        data, config = [Path(name) for name in args.data], load_config(args.config)
+        partial = path.with_name(f"{path.name}.{run_key(config, data, args.seed)}.partial")
+        kept = written(partial)
+        if kept:
+            print(f"{partial.name} is there: goes on behind {len(kept)} answers", flush=True)
         with partial.open("w", encoding="utf-8") as file:
-            data = [Path(name) for name in args.data]
-            for tokens, start in self_generated(load_config(args.config), data, args.self_generate, args.seed, args.threads):
-                file.write(json.dumps({"tokens": list(tokens), "start": start}) + "\n")
+            for batch in self_generated(config, data, args.self_generate, args.seed, args.threads, kept):
+                file.writelines(json.dumps({"tokens": list(tokens), "start": start}) + "\n" for tokens, start in batch)
+                file.flush()
         os.replace(partial, path)
         return path
     said = num_said(path)
@@ -45,8 +51,26 @@ def kept_texts(args: argparse.Namespace) -> Path:
     return path
 
 
-def self_generated(config: Any, data: Sequence[Path], num_tokens: int, seed: int, threads: int) -> Iterator[Text]:
-    """The model's own answers to the prompts of `data`, again and again until `num_tokens` are said. Raises CompileError."""
+def run_key(config: Any, data: Sequence[Path], seed: int) -> str:
+    """Names what is generated: text that another model, other prompts or another seed made is not gone on from."""
+    digest = hashlib.sha256(f"{config.folder} {config.target} {config.limits} {seed}".encode())
+    for path in data:
+        digest.update(path.read_bytes() if path.is_file() else b"")
+    return digest.hexdigest()[:12]
+
+
+def written(partial: Path) -> list[Text]:
+    """The texts of a file that was being written, but for a line that is not whole."""
+    if not partial.is_file():
+        return []
+    whole = [json.loads(line) for line in partial.read_text(encoding="utf-8").splitlines(keepends=True) if line.endswith("}\n")]
+    return [(text["tokens"], text["start"]) for text in whole]
+
+
+def self_generated(config: Any, data: Sequence[Path], num_tokens: int, seed: int, threads: int, kept: Sequence[Text] = ()
+                   ) -> Iterator[list[Text]]:
+    """The model's own answers to the prompts of `data`, again and again until `num_tokens` are said, in batches. `kept` are the first ones,
+    of an earlier run. Raises CompileError."""
     import dataclasses
     import tempfile
 
@@ -61,27 +85,40 @@ def self_generated(config: Any, data: Sequence[Path], num_tokens: int, seed: int
         artifact = Path(folder) / "plain.mlsdc"
         compile_or_fetch(dataclasses.replace(config, cascade=()), artifact)
         with Engine.load(artifact, threads=threads) as engine:
-            yield from answers(engine, prompts, num_tokens, seed)
+            yield from answers(engine, prompts, num_tokens, seed, kept)
 
 
-def answers(engine: Engine, prompts: Sequence[Any], num_tokens: int, seed: int, at_once: int = 32, most: int = 256) -> Iterator[Text]:
-    """Every prompt greedily, then every prompt sampled, and so on: first the likeliest answer, then others. Raises CompileError."""
+def answers(engine: Engine, prompts: Sequence[Any], num_tokens: int, seed: int, kept: Sequence[Text] = (), at_once: int = 32,
+            most: int = 256) -> Iterator[list[Text]]:
+    """Every prompt greedily, then every prompt sampled, and so on: first the likeliest answer, then others, `at_once` a batch.
+
+    As far as whole batches are among `kept`, they are taken from there. Raises CompileError.
+    """
     from mlsdc.runtime.sampling_params import SamplingParams
 
     context = engine.manifest.limits.max_model_len
     fitting = [tokens for prompt in prompts if len(tokens := engine.tokenize(prompt)) <= context - LEAST]
     if not fitting:
         raise CompileError(f"--self-generate: every prompt is longer than {context - LEAST} tokens, of limits.max_model_len {context}")
-    done = turn = 0
+    done = turn = there = 0
     while done < num_tokens:
         for start in range(0, len(fitting), at_once):
             batch = fitting[start : start + at_once]
+            if there + len(batch) <= len(kept):
+                texts = list(kept[there : there + len(batch)])
+                there += len(batch)
+                done += sum(len(tokens) - first for tokens, first in texts)
+                yield texts
+                if done >= num_tokens:
+                    return
+                continue
+            there = len(kept)  # the rest of it is a part of this batch
             rooms = [min(most, context - len(prompt)) for prompt in batch]
             params = [SamplingParams(max_tokens=room) if turn == 0 else SamplingParams(
                 max_tokens=room, temperature=SAMPLED, top_k=TOP_K, seed=seed + turn) for room in rooms]
-            for result in engine.generate(batch, params):
-                yield [*result.prompt_token_ids, *result.token_ids], len(result.prompt_token_ids)
-                done += len(result.token_ids)
+            results = engine.generate(batch, params)
+            done += sum(len(result.token_ids) for result in results)
+            yield [([*result.prompt_token_ids, *result.token_ids], len(result.prompt_token_ids)) for result in results]
             print(f"{done} of {num_tokens} tokens", flush=True)
             if done >= num_tokens:
                 return

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from mlsdc.compiler.cli import dispatch
 from mlsdc.compiler.errors import CompileError
+from mlsdc.runtime.engine import Engine
 from mlsdc.runtime.levels.counts import Counts
 from mlsdc.runtime.safetensors import SafetensorsFile
 
@@ -42,6 +44,37 @@ def test_counts_and_heads_learn_from_what_the_model_says(model: Path, tmp_path: 
     assert dispatch(heads) == 0  # the same command again learns from the same text
     assert (tmp_path / "own.texts.jsonl").stat().st_mtime_ns == written
     assert "own.texts.jsonl is there and learned from: " in capsys.readouterr().out
+
+
+def test_stopped_while_it_writes_it_goes_on_to_the_same_text(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def train(name: str) -> None:
+        dispatch(["train", str(model), "--level", "counts", "--data", str(tmp_path / "p.jsonl"), "--self-generate", "500",
+                  "-o", str(tmp_path / f"{name}.counts")])
+
+    asked: list[int] = []
+    generate = Engine.generate
+
+    def counted(engine: Engine, prompts: Any, params: Any) -> Any:
+        if len(asked) == stop:
+            raise KeyboardInterrupt
+        asked.append(len(prompts))
+        return generate(engine, prompts, params)
+
+    monkeypatch.setattr(Engine, "generate", counted)
+    stop = -1
+    train("whole")
+    batches = len(asked)
+    assert batches > 2
+    asked, stop = [], 2
+    with pytest.raises(KeyboardInterrupt):
+        train("parts")
+    (partial,) = tmp_path.glob("parts.texts.jsonl.*.partial")
+    partial.write_text(partial.read_text() + '{"tokens": [1, 2')  # a line that was being written
+    asked, stop = [], -1
+    train("parts")
+    assert len(asked) == batches - 2
+    assert (tmp_path / "parts.texts.jsonl").read_bytes() == (tmp_path / "whole.texts.jsonl").read_bytes()
+    assert not list(tmp_path.glob("*.partial"))
 
 
 def test_kept_text_of_fewer_tokens_than_asked_for_is_not_taken(model: Path, tmp_path: Path) -> None:
