@@ -87,8 +87,8 @@ class KvState:
     """What a `kv` value is: the bytes of every page, `pool` u8[pages, page_bytes], laid out by `geometry`.
 
     In a grouped format `recent` u16[pages, layers, kv heads, page_size, 2, head_dim] are the 16-bit forms of all tokens, keys and values:
-    of drafted ones, of those whose page is not full, and of those that a row near them reads so (law L3). Values lie there as they are
-    quantised, rotated where the format's are. (Kernels keep no more of them than somebody may still read.)
+    of drafted ones, of a sequence's first, of those whose page is not full, and of those that a row near them reads so (law L3). Values lie
+    there as they are quantised, rotated where the format's are. (Kernels keep no more of them than somebody may still read.)
 
     `append` gives a new state and leaves the old one as it was, so that SSA holds.
     """
@@ -155,9 +155,11 @@ class KvState:
                 raise IrError(f"row {row}: reads {committed} + {len(slots)} positions, but its own is {tree.positions[row]}")
             plain = tokens if self.recent is None else recent
             quantised = self._quantised(int(tree.positions[row]), committed)
+            sinks = min(self.geometry.tail.sinks, committed) if self.geometry.tail else 0
             for out, old, table, scratch in zip((keys, values), tokens(seq, 0), plain(seq, 0), plain(seq, 1), strict=True):
                 out[row, :, :quantised] = old[:, :quantised]
                 out[row, :, quantised:committed] = table[:, quantised:committed]
+                out[row, :, :sinks] = table[:, :sinks]
                 out[row, :, committed : committed + len(slots)] = scratch[:, slots]
         return keys, values
 

@@ -197,7 +197,8 @@ class _Nested(_Int8):
 
     def coarse(self, block: Bytes, head_dim: int) -> F32:
         """What a view of the high plane gives: f32[page_size, head_dim]."""
-        return self._read(block, head_dim, coarse=True)
+        x = self._read(block, head_dim, coarse=True)
+        return rotate(x) if self.rotated else x
 
     def _read(self, block: Bytes, head_dim: int, *, coarse: bool) -> F32:
         planes, scales = self._planes(block, head_dim)
@@ -214,7 +215,9 @@ class _Nested(_Int8):
 
 
 class NestedKeys(_Nested):
-    """Words `[page_size / 16][head_dim / 8][16 tokens][4]` a plane."""
+    """Rotated, as int8's. Words `[page_size / 16][head_dim / 8][16 tokens][4]` a plane."""
+
+    rotated = True
 
     def run(self, head_dim: int) -> int:
         return head_dim // 2
@@ -245,7 +248,9 @@ class _Fp8(_Bytes):
 
 
 class Int8Keys(_Int8):
-    """Words `[page_size / 16][head_dim / 4][16 tokens][4]`."""
+    """Rotated: a key's few large channels would coarsen the step of all others. Words `[page_size / 16][head_dim / 4][16 tokens][4]`."""
+
+    rotated = True
 
     def view(self, codes: Bytes, head_dim: int) -> Bytes:
         return key_bytes(codes, head_dim)

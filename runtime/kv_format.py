@@ -34,7 +34,7 @@ from mlsdc.runtime.kv_tail import Tail
 __all__ = ["FORMATS", "LANES", "KvFormat", "KvGeometry", "format_named", "from_bf16", "format_text", "parse_format", "to_bf16"]
 
 RECENT = 32  # R of law L3: a tree's path may be so deep
-WIDE_PAGE = 32  # tokens of a 16-bit page, if a group has as many
+WIDE_PAGE = 16  # tokens of a 16-bit page: so many first ones of a sequence stay in 16 bits
 HEAD_ALIGN = 64  # bytes: every (layer, kv head) of a page starts on a cache line
 
 
@@ -162,7 +162,7 @@ class KvGeometry:
     @cached_property
     def tail(self) -> Tail | None:
         """Of a grouped geometry: which tokens a sequence keeps in 16 bits."""
-        return Tail(RECENT, self.page_size, min(WIDE_PAGE, self.page_size)) if self.grouped else None
+        return Tail(RECENT, self.page_size, WIDE_PAGE) if self.grouped else None
 
     @cached_property
     def wide(self) -> KvGeometry | None:

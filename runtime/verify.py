@@ -100,8 +100,8 @@ class CommitList:
         position = item.request.num_computed
         for slot in (0, *(node + 1 for node in nodes)):
             self.source.append(table.scratch[slot // size] * size + slot % size)
-            at = position if tail is None else position % tail.slots
-            self.target.append((table.pages if tail is None else table.tail)[at // size] * size + at % size)
+            place, at = divmod(position, size) if tail is None else tail.place(position)
+            self.target.append((table.pages if tail is None else table.tail)[place] * size + at)
             position += 1
             if tail is not None and position % tail.group == 0:
                 self.groups.append((table.pages[position // tail.group - 1], item.seq, position - tail.group))

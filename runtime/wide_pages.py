@@ -1,9 +1,10 @@
 """The 16-bit pages of a level whose cache format quantises groups: scratch slabs, tails of sequences, and checkpoints of tails.
 
-`PageTable.tail` names the wide page of each run of slots of the ring (kv_tail.py).
+`PageTable.tail` names the wide pages of the first tokens and of each run of slots of the ring (kv_tail.py).
 
-A prefix can be reused up to a page boundary n only together with the tokens from `first_needed(n)` to n in 16 bits: a *checkpoint*, which
-holds the wide pages they lie in. Nothing is copied to make one; a sequence that goes on to write a page some checkpoint holds gets a copy.
+A prefix can be reused up to a page boundary n only together with its first tokens and those from `first_needed(n)` to n in 16 bits: a
+*checkpoint*, which holds the wide pages they lie in. Nothing is copied to make one; a sequence that goes on to write a page some checkpoint
+holds gets a copy.
 Checkpoints are kept while nobody needs their room, the least recently used goes first.
 """
 
@@ -42,7 +43,7 @@ class WidePages(Pages):
         if chain in self._checkpoints:
             self._checkpoints.move_to_end(chain)
             return False
-        pages = tuple(table.tail[place] for place in self.tail.places(self.tail.first_needed(boundary), boundary))
+        pages = tuple(table.tail[place] for place in self.tail.kept(boundary))
         self._checkpoints[chain] = pages
         self._held.update(pages)
         return True
@@ -50,7 +51,7 @@ class WidePages(Pages):
     def restore(self, chain: int, table: PageTable, boundary: int) -> None:
         """Make the checkpoint's pages the tail of a table without one. Those that a table owns already are copied: it may be writing on."""
         self._checkpoints.move_to_end(chain)
-        places = self.tail.places(self.tail.first_needed(boundary), boundary)
+        places = self.tail.kept(boundary)
         kept = dict(zip(places, self._checkpoints[chain], strict=True))
         shared = {page for page in kept.values() if self._owners[page]}
         for page in kept.values():
@@ -62,7 +63,7 @@ class WidePages(Pages):
 
     def copy_tail(self, parent: PageTable, table: PageTable, length: int) -> None:
         """Give a fork of `length` tokens copies of what it needs of its parent's ring, which the parent may write in this very step."""
-        for place in self.tail.places(self.tail.first_needed(length), length):
+        for place in self.tail.kept(length):
             self._copy(parent.tail[place], table.tail[place])
 
     def drop(self, chain: int) -> None:

@@ -37,8 +37,8 @@ class GroupedMemory(FakeMemory):
         self.wide[page * self.tail.page_size : (page + 1) * self.tail.page_size] = POISON
 
     def ring_slot(self, seq: int, position: int) -> int:
-        at = position % self.tail.slots
-        return int(self.buffers.tail_table[seq, at // self.tail.page_size]) * self.tail.page_size + at % self.tail.page_size
+        place, slot = self.tail.place(position)
+        return int(self.buffers.tail_table[seq, place]) * self.tail.page_size + slot
 
     def scratch_slot(self, seq: int, slot: int) -> int:
         return int(self.buffers.scratch_table[seq, slot // self.tail.page_size]) * self.tail.page_size + slot % self.tail.page_size
@@ -70,7 +70,7 @@ class GroupedMemory(FakeMemory):
         for out in range(outs):
             b.choices[out] = choose(self.seen[out], self.vocab)
         for seq, chunk in enumerate(self.chunks):
-            for position in sorted(chunk)[-self.tail.slots :]:
+            for position in (p for p in chunk if p < self.tail.sinks or p > max(chunk) - self.tail.slots):
                 self.wide[self.ring_slot(seq, position)] = chunk[position]
 
     def visible(self, row: int) -> list[int]:
@@ -80,7 +80,7 @@ class GroupedMemory(FakeMemory):
         border = min(self.tail.first_needed(position), committed)
         read = []
         for at in range(committed):
-            if at < border:
+            if self.tail.sinks <= at < border:
                 read.append(tuple(self.slots[int(b.page_table[seq, at // group]) * group + at % group]))
             elif at in self.chunks[seq]:
                 read.append(self.chunks[seq][at])
@@ -131,9 +131,9 @@ def committed(engine: Engine, pages: Sequence[int], tail_pages: Sequence[int], l
     tail, group = memory.tail, memory.tail.group
     found = []
     for at in range(length):
-        if at < tail.first_needed(length):
+        if tail.sinks <= at < tail.first_needed(length):
             found.append(memory.slots[pages[at // group] * group + at % group])
         else:
-            slot = at % tail.slots
-            found.append(memory.wide[tail_pages[slot // tail.page_size] * tail.page_size + slot % tail.page_size])
+            place, slot = tail.place(at)
+            found.append(memory.wide[tail_pages[place] * tail.page_size + slot])
     return [(int(token), int(position)) for token, position in found]

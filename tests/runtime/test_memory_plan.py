@@ -83,10 +83,10 @@ GROUPED = KvGeometry("int4", 32, 30, 3, 64)
 
 def test_a_grouped_format_pays_for_its_tail_and_its_wide_scratch() -> None:
     level = plan_memory([LevelNeed("target", GROUPED, arena=1)], LIMITS, pool_bytes=1 << 28).levels[0]
-    wide = KV.page_bytes  # 32 tokens in 16 bits
-    assert level.pages(2048) == [(GROUPED.page_bytes, 64), (wide, 2 + 1)]
-    assert level.pages(20, drafts=False) == [(GROUPED.page_bytes, 1), (wide, 1)]
-    assert context_bytes(GROUPED, 2048) == 64 * GROUPED.page_bytes + 2 * wide
+    wide = KV.page_bytes // 2  # 16 tokens in 16 bits
+    assert level.pages(2048) == [(GROUPED.page_bytes, 64), (wide, 1 + 4 + 2)]
+    assert level.pages(20, drafts=False) == [(GROUPED.page_bytes, 1), (wide, 2)]
+    assert context_bytes(GROUPED, 2048) == 64 * GROUPED.page_bytes + 5 * wide
 
 
 @pytest.mark.parametrize(("format", "page_size", "bar"), [

@@ -60,21 +60,24 @@ class Grouped:
         """Write positions up to `end`: 16 bits into the ring, groups that become full into their page from there, as a step does."""
         table, tail = sequence.table, self.tail
         for position in range(sequence.written, end):
-            place = table.tail[position % tail.slots // tail.page_size]
-            self.broad.page(place)[position % tail.page_size] = sequence.tokens[position]
+            place, slot = tail.place(position)
+            self.broad.page(table.tail[place])[slot] = sequence.tokens[position]
             if (position + 1) % tail.group == 0:
                 group = range(position + 1 - tail.group, position + 1)
                 self.narrow.page(table.pages[position // tail.group])[:] = [self.in_16_bits(table, p) for p in group]
         sequence.written = end
 
     def in_16_bits(self, table: PageTable, position: int) -> int:
-        return self.broad.page(table.tail[position % self.tail.slots // self.tail.page_size])[position % self.tail.page_size]
+        place, slot = self.tail.place(position)
+        return self.broad.page(table.tail[place])[slot]
 
     def read(self, sequence: Sequence) -> list[int]:
-        """Every committed token as the next query reads it: quantised groups from pages, the others in 16 bits."""
+        """Every committed token as the next query reads it: quantised groups from pages, the first ones and the others in 16 bits."""
         border, table = self.tail.first_needed(sequence.written), sequence.table
-        pages = [self.narrow.page(table.pages[p // self.tail.group])[p % self.tail.group] for p in range(border)]
-        return pages + [self.in_16_bits(table, p) for p in range(border, sequence.written)]
+        first = min(self.tail.sinks, sequence.written)
+        pages = [self.narrow.page(table.pages[p // self.tail.group])[p % self.tail.group] for p in range(first, border)]
+        plain = [self.in_16_bits(table, p) for p in (*range(first), *range(max(first, border), sequence.written))]
+        return plain[:first] + pages + plain[first:]
 
     def act(self) -> None:
         roll = self.rng.random()
@@ -268,7 +271,7 @@ def test_checkpoints_give_way_where_pages_are_short() -> None:
             level.prefill(sequence)
         level.end(sequence)
     room = level.pool.source.num_slabs * 2
-    table = level.pool.allocate([9] * 100, 4 * (room - 2) - 3)
+    table = level.pool.allocate([9] * 100, 4 * (room - 4) - 3)
     level.pool.check_integrity([table])
 
 

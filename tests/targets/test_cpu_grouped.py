@@ -121,8 +121,8 @@ class Life:
             where += [(sequence, start + row, ctx + i) for i, row in enumerate(path)]
             for i, slot in enumerate(path if tree else ()):
                 position, size = ctx + i, self.tail.page_size
-                ring = position % self.tail.slots
-                copies.append((sequence.scratch[slot // size] * size + slot % size, sequence.tail[ring // size] * size + ring % size))
+                place, to = self.tail.place(position)
+                copies.append((sequence.scratch[slot // size] * size + slot % size, sequence.tail[place] * size + to))
                 if (position + 1) % self.tail.group == 0:
                     groups.append((sequence.pages[position // self.tail.group], at, position + 1 - self.tail.group))
             sequence.length += len(path)
@@ -163,7 +163,7 @@ def wanted_page(shape: Shape, sequence: Sequence, page: int, head: int) -> tuple
 
 
 def expected(shape: Shape, sequence: Sequence, positions: list[int]) -> dict[int, Array]:
-    """Law L3's definition in f64: groups that end at p - R or before as quantised, the rest in 16 bits."""
+    """Law L3's definition in f64: groups that end at p - R or before as quantised, the rest in 16 bits, and so the first tokens."""
     tail, kv = shape.geometry.tail, shape.geometry.layer_format(shape.layer)
     assert tail is not None
     k, v = stored(shape, sequence)
@@ -178,6 +178,8 @@ def expected(shape: Shape, sequence: Sequence, positions: list[int]) -> dict[int
             end = groups * tail.group
             keys = np.concatenate([*(page[0] for page in quantised[:groups]), k[end : p + 1, head]]).astype(float)
             values = np.concatenate([*(page[1] for page in quantised[:groups]), v[end : p + 1, head]]).astype(float)
+            first = min(tail.sinks, p + 1)
+            keys[:first], values[:first] = k[:first, head], v[:first, head]
             start = max(0, p + 1 - shape.window) if shape.window else 0
             seen = [*range(min(start, shape.sinks)), *range(start, p + 1)]
             scores = sequence.q[p, head * each : (head + 1) * each].astype(float) @ keys[seen].T * shape.scale

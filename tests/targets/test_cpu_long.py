@@ -55,8 +55,8 @@ def laid_out(format: str, keys: Array, values: Array) -> tuple[StepBuffers, Arra
             for block, store, x in zip(geometry.blocks(at, 0, head), (kv.keys, kv.values), turned, strict=True):
                 store.store_group(block, from_bf16(to_bf16(x[part, head])) if geometry.grouped else x[part, head])
     if tail is not None and wide is not None:
-        for position in range(context - tail.slots, context):
-            place, slot = divmod(position % tail.slots, tail.page_size)
+        for position in (*range(tail.sinks), *range(context - tail.slots, context)):
+            place, slot = tail.place(position)
             at = pool[(first + place) * wide.page_bytes :][: wide.page_bytes]
             for head in range(KV_HEADS):
                 wide.write(at, 0, head, slot, keys[position, head], turned[1][position, head])
