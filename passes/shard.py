@@ -32,8 +32,9 @@ class Shard(Pass):
         %w.q = weight(shard=[0, 0, 2]) : f32[64, 128]   %q_heads = reshape(%q, shape=[-1, 2, 32])   %a : f32[rows, 2, 32]
         %out.part = linear(%merged, %w.out)    %out.sum = all_reduce(%out.part, ranks=2)    %out = binary(%out.sum, %bias, fn="add")
 
-    The graph is rank 0's; another rank's differs in nothing but the rank in its weights' `shard`. Embeddings, norms and the head are whole
-    on every rank. The target and levels that are a part of it (`self`) are split, other levels run on rank 0 alone.
+    The graph is rank 0's; another rank's differs in nothing but the rank in its weights' `shard`. Embeddings, norms, the head and the
+    exit of a `self` level are whole on every rank. The target and levels that are a part of it (`self`) are split, other levels run on
+    rank 0 alone.
 
     Raises CompileError, naming the node, for what it cannot split: the pass is there only where model.yaml asks for it.
     """
@@ -75,6 +76,7 @@ def sharded(graph: Graph, ranks: int) -> Graph:
 
 
 ELEMENTWISE = (Unary, Scalar, Binary)
+EXIT = "exit."  # how the names of an exit's nodes begin
 
 
 class Sharding:
@@ -151,7 +153,7 @@ class Sharding:
                 self._take(linear, name, 0)
         elif self._reads_part(x):
             self._take(linear, weight, 1)
-        elif not is_head(Editor(self.graph), linear):
+        elif not linear.name.startswith(EXIT) and not is_head(Editor(self.graph), linear):
             raise self._cannot(linear, "it is neither before nor after an attention or an MLP's product")
 
     def _reads_part(self, name: str) -> bool:

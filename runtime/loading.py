@@ -30,6 +30,7 @@ def load_engine(path: str | Path, *, threads: int | None, num_pages: int | None,
     tokenizer = _open_tokenizer(artifact)
     opened = open_device(artifact, target, threads=threads)
     try:
+        opened.check_room(plan)
         levels = [make_level(info, i, opened.native, artifact) for i, info in enumerate(manifest.levels[:-1])]
         memory = opened.load_level(manifest.target_level.name, plan.num_pages)
         slabs = SlabPool(plan.num_slabs, plan.slab_bytes)

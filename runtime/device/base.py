@@ -5,11 +5,14 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mlsdc.runtime.device.host_list import HostList
 from mlsdc.runtime.errors import DeviceError
 from mlsdc.runtime.step import Array, StepBuffers
+
+if TYPE_CHECKING:
+    from mlsdc.runtime.memory_plan import MemoryPlan
 
 NativeFunction = Callable[..., Any]
 
@@ -123,6 +126,10 @@ class Device(ABC):
 
         Who may write which page is the page pools' business (runtime/slabs.py). Raises ArtifactError, DeviceError.
         """
+
+    def check_room(self, plan: MemoryPlan) -> None:
+        """Before the first level is loaded: raises DeviceError, with the plan's table, if the device has not so much memory free."""
+        return
 
     def native(self, name: str) -> NativeFunction | None:
         """A host function of the artifact's code, called with integers, floats and addresses; None if it has none of that name."""

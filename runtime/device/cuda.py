@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes as C
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -21,6 +22,9 @@ from mlsdc.runtime.errors import ArtifactError, DeviceError
 from mlsdc.runtime.manifest import KernelInfo, LevelInfo, TargetInfo
 from mlsdc.runtime.program import ArenaArg, Arg, InputArg, Launch, PoolArg, WeightArg
 from mlsdc.runtime.step import INPUTS, Array, Limits
+
+if TYPE_CHECKING:
+    from mlsdc.runtime.memory_plan import MemoryPlan
 
 CHUNK = 64 << 20  # bytes of weights copied at a time
 
@@ -83,6 +87,14 @@ class CudaDevice(Device):
         if shared > FREE_SHARED:
             self.driver.cuFuncSetAttribute(function, MAX_DYNAMIC_SHARED, shared)
         return Kernel(info, function)
+
+    def check_room(self, plan: MemoryPlan) -> None:
+        self.use()
+        free, of = self.driver.free_bytes()
+        if plan.total > free:
+            why = (f"cuda:{self.index} ({self.gpu}): {plan.total:,} bytes are needed, {free:,} of {of:,} are free: lower memory.kv_pool or "
+                   "limits, or free the GPU")
+            raise DeviceError("\n".join([why, *plan.table()]))
 
     def load_level(self, level: str, num_pages: int) -> CudaLevel:
         self.use()

@@ -125,12 +125,15 @@ class Driver:
 
 
 def load_library() -> C.CDLL:
-    """libcuda. Raises NoGpu where there is none."""
+    """libcuda. Raises NoGpu where there is none, DeviceError for a library that is another."""
     name = os.environ.get("MLSDC_LIBCUDA", LIBRARY)
     try:
-        return C.CDLL(name)
+        library = C.CDLL(name)
     except OSError as error:
         raise NoGpu(f"no NVIDIA driver: cannot load {name} ({error}); run where one is installed, or compile for a CPU") from None
+    if not hasattr(library, "cuInit"):
+        raise DeviceError(f"{name} (MLSDC_LIBCUDA) is no NVIDIA driver: it has no cuInit")
+    return library
 
 
 def cuda_text(version: int) -> str:

@@ -1,7 +1,8 @@
 """Launch lists on an NVIDIA GPU: arguments bound to addresses once, each program captured as CUDA graphs.
 
 A graph is made for each bucket of rows, at load. It begins with copies from a program's own page-locked copy of the step inputs (so that
-the host may write the next step's while the GPU reads these) and ends with the copy of what it chose.
+the host may write the next step's while the GPU reads these) and ends with the copies of what it chose and what levels read: whoever
+has waited for a program waits for nothing more.
 """
 
 from __future__ import annotations
@@ -15,9 +16,9 @@ import numpy as np
 from mlsdc.runtime.device.base import BoundProgram
 from mlsdc.runtime.device.cuda_driver import THREAD_LOCAL
 from mlsdc.runtime.errors import ArtifactError
-from mlsdc.runtime.program import Arg, FloatArg, InputArg, IntArg, Launch, ProgramSpec
+from mlsdc.runtime.program import Arg, FloatArg, InputArg, IntArg, Launch, ProgramSpec, Tap
 from mlsdc.runtime.sampling import record
-from mlsdc.runtime.step import INPUTS, Array, Header
+from mlsdc.runtime.step import INPUTS, Array, Header, Limits
 
 if TYPE_CHECKING:
     from mlsdc.runtime.device.cuda import CudaDevice, CudaLevel
@@ -88,6 +89,7 @@ class CudaProgram(BoundProgram):
         self.results = [name for name in RESULTS if name in used]
         self._reads = [name for name in level.places if name in used and name not in RESULTS]
         self._staged = {name: level.device.pinned(getattr(level.buffers, name).nbytes) for name in self.results}
+        self._taps = {name: level.device.pinned(tap.num_bytes) for name, tap in spec.taps.items() if name != "logits"}  # few ask for logits
         self._runs = self._contiguous()
         self._graphs: dict[tuple[int, ...], C.c_void_p] = {}
         self._started = False
@@ -129,6 +131,10 @@ class CudaProgram(BoundProgram):
     def tap(self, name: str) -> Array:
         tap = self.spec.taps[name]
         self.device.use()
+        if name in self._taps:
+            if self._epoch == self.device.epoch:
+                self.device.synchronise()
+            return self._taps[name].view(tap.dtype).reshape(tap.shape)
         data = self.device.download(self.level.arena + tap.arena, 4 * int(np.prod(tap.shape)))
         return data.view(tap.dtype).reshape(tap.shape)
 
@@ -213,6 +219,10 @@ class CudaProgram(BoundProgram):
         for name, staged in self._staged.items():
             source = C.c_uint64(level.inputs + level.places[name])
             driver.cuMemcpyDtoHAsync_v2(C.c_void_p(staged.ctypes.data), source, C.c_size_t(len(staged)), stream)
+        for name, staged in self._taps.items():
+            size = tap_bytes(self.spec.taps[name], header, level.limits)
+            driver.cuMemcpyDtoHAsync_v2(
+                C.c_void_p(staged.ctypes.data), C.c_uint64(level.arena + self.spec.taps[name].arena), C.c_size_t(size), stream)
         graph, ready = C.c_void_p(), C.c_void_p()
         driver.cuStreamEndCapture(stream, C.byref(graph))
         driver.cuGraphInstantiateWithFlags(C.byref(ready), graph, C.c_uint64(0))
@@ -257,6 +267,13 @@ class CudaSample(CudaProgram):
             used = int(self.level.buffers.sampling[seq].view(np.int32)[SPARSE[name]])
             if used:
                 yield seq * array[0].nbytes, array[seq, :used]
+
+
+def tap_bytes(tap: Tap, header: Mapping[str, int], limits: Limits) -> int:
+    """Bytes of a tap that a step of these counts fills, at most."""
+    most = {"ROWS": limits.max_num_batched_tokens, "OUT": limits.max_logit_rows}
+    rows = max((header[word] for word, limit in most.items() if word in header and limit == tap.shape[0]), default=tap.shape[0])
+    return tap.num_bytes // tap.shape[0] * min(rows, tap.shape[0])
 
 
 def used_inputs(specs: Iterable[ProgramSpec]) -> set[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -37,6 +38,23 @@ def tiny_fat(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Path
         compile_model(config(tiny_model, "h100,cpu"), folder / "tiny.mlsdc")
 
     return once(tmp_path_factory, "gpu-tiny-fat", make) / "tiny.mlsdc"
+
+
+@pytest.fixture(scope="session")
+def levels_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """`levels.mlsdc`, for h100: counts, a medusa and an eagle merged, over a grouped cache (int4); its model.yaml; and what that names."""
+    pytest.importorskip("triton", reason="triton is not installed (pip install mlsdc[nvidia])")
+    from mlsdc.compiler import compile_model
+    from tests.gpu.interpret_levels import cascade, write_checkpoints
+
+    def make(folder: Path) -> None:
+        write_checkpoints(folder)
+        raw = config(folder / "model", "h100", kv={"dtype": "int4", "page_size": 32})
+        raw |= {"cascade": cascade("merged", {}, folder), "memory": {"kv_pool": "4MiB"}}
+        (folder / "model.yaml").write_text(json.dumps(raw).replace(str(folder), "."))
+        compile_model(folder / "model.yaml", folder / "levels.mlsdc")
+
+    return once(tmp_path_factory, "gpu-levels-built", make)
 
 
 @pytest.fixture(scope="session")

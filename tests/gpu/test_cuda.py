@@ -258,6 +258,12 @@ def test_a_machine_without_a_driver_says_so(artifact: Artifact, monkeypatch: pyt
         artifact.pick_target("auto")
 
 
+def test_a_library_that_is_no_driver_says_so(artifact: Artifact, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLSDC_LIBCUDA", "libm.so.6")
+    with pytest.raises(ArtifactError, match=r"libm.so.6 \(MLSDC_LIBCUDA\) is no NVIDIA driver: it has no cuInit"):
+        artifact.pick_target("auto")
+
+
 def test_a_device_number_that_is_none(artifact: Artifact) -> None:
     with pytest.raises(ArtifactError, match="device 'cuda:one': expected a number such as cuda:1"):
         artifact.pick_target("cuda:one")

@@ -16,13 +16,15 @@ import pytest
 from mlsdc.compiler import compile_model
 from mlsdc.compiler.capture import load_source
 from mlsdc.compiler.errors import CompileError, ConfigError
-from mlsdc.compiler.graph import Graph, Input, Node, Weight
+from mlsdc.compiler.graph import Builder, Graph, Input, Node, Weight
 from mlsdc.compiler.interpret import Context, KvState, StepTree, evaluate, given
 from mlsdc.compiler.module import LevelModule, Module
+from mlsdc.compiler.ops_core import Binary
+from mlsdc.compiler.ops_nn import Linear
 from mlsdc.compiler.ops_shard import AllReduce
 from mlsdc.compiler.pipeline import run_pipeline
 from mlsdc.compiler.text import parse_graph, print_graph
-from mlsdc.compiler.types import KvType
+from mlsdc.compiler.types import Dim, DType, KvType, TensorType
 from mlsdc.compiler.weights import read_weight
 from mlsdc.passes import PassOptions, default_pipeline
 from mlsdc.passes.shard import of_rank, sharded
@@ -220,6 +222,22 @@ def test_what_cannot_be_split_is_refused_by_name(family: str, ranks: int, messag
     assert str(caught.value).startswith("tensor_parallel: ")
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def before_head(name: str) -> Graph:
+    """logits = head(x + linear(x))"""
+    builder = Builder("draft")
+    x = builder.input("x", TensorType(DType.F32, (Dim("rows", 1, 8), 64)))
+    inner = builder.add(name, Linear(), x, builder.weight("w", TensorType(DType.F32, (64, 64)), "w"))
+    total, head = builder.add("sum", Binary("add"), x, inner), builder.weight("head", TensorType(DType.F32, (96, 64)), "head")
+    return builder.build(y=builder.add("logits", Linear(), total, head))
+
+
+def test_the_exit_of_the_first_layers_is_whole_on_every_rank() -> None:
+    """It stands before the head; a linear of another name there is refused."""
+    assert sharded(before_head("exit.inner"), RANKS) == before_head("exit.inner")
+    with pytest.raises(CompileError, match=r"%other.inner \(linear\) cannot be split over 2 ranks: it is neither before nor after"):
+        sharded(before_head("other.inner"), RANKS)
 
 
 @pytest.mark.parametrize(("change", "verify", "message"), [

@@ -1,0 +1,199 @@
+"""Levels with programs and a grouped cache on the fake driver: what is captured at load, and how often a step waits for the GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mlsdc.runtime.artifact import Artifact
+from mlsdc.runtime.device import cuda_driver
+from mlsdc.runtime.device.cuda_program import CudaProgram, powers, tap_bytes
+from mlsdc.runtime.engine import Engine
+from mlsdc.runtime.errors import ArtifactError, DeviceError
+from mlsdc.runtime.program import ArenaArg, Tap
+from mlsdc.runtime.sampling_params import SamplingParams
+from mlsdc.runtime.step import Header
+from tests.function_level import sends_all
+from tests.gpu.fake_cuda import FakeCuda, Launched
+
+WAITS = ("cuStreamSynchronize", "cuEventSynchronize", "cuMemcpyDtoH_v2", "cuMemcpyHtoD_v2")
+TOKEN = 65
+PARAMS = SamplingParams(max_tokens=12, ignore_eos=True)
+
+
+class Answers:
+    """What the kernels that the host listens to would say: the target TOKEN, heads TOKEN before its neighbours."""
+
+    def __init__(self, artifact: Artifact, fake: FakeCuda) -> None:
+        self.fake = fake
+        (target,) = artifact.manifest.targets
+        self.names = {key: [entry.split(": ")[0] for entry in info.abi] for key, info in target.kernels.items()}
+        self.widths: dict[str, int] = {}  # of a row of `top_k_join`
+        for level in artifact.manifest.levels:
+            for program in artifact.programs(level.name, target).values() if level.programs else ():
+                widths = {tap.arena: tap.shape[1] for tap in program.taps.values() if len(tap.shape) == 2}
+                for launch in program.launches:
+                    if launch.kernel.startswith("top_k_join"):
+                        end = launch.args[self.names[launch.kernel].index("y_ptr")]
+                        assert isinstance(end, ArenaArg)
+                        self.widths[launch.kernel] = widths[end.arena]
+
+    def __call__(self, launched: Launched) -> None:
+        names = self.names[launched.entry]
+        if launched.entry in self.widths:
+            width = self.widths[launched.entry]
+            k = width // 2
+            row = np.concatenate([-np.arange(k) * 0.5, TOKEN // 4 + np.arange(k), [4.0]]).astype(np.float32)
+            self.at(launched, names.index("y_ptr"), launched.grid * width * 4).view(np.float32)[:] = np.tile(row, launched.grid)
+        elif launched.entry.startswith("argmax_join"):
+            self.at(launched, names.index("y_ptr"), launched.grid * 4).view(np.int32)[:] = TOKEN
+
+    def at(self, launched: Launched, argument: int, num_bytes: int) -> np.ndarray:
+        block: np.ndarray = self.fake.block(int.from_bytes(launched.values[argument], "little"), num_bytes)[:num_bytes]
+        return block
+
+
+class Counted:
+    """The engine on the fake driver, and of each step the waits, the graphs launched, and the graphs of commits among them."""
+
+    def __init__(self, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.fake = FakeCuda()
+        self.fake.execute = Answers(Artifact.open(path), self.fake)
+        monkeypatch.setattr(cuda_driver, "load_library", lambda: self.fake)
+        self.engine = sends_all(Engine.load(path, device="cuda", num_pages=60))
+        self.steps: list[tuple[int, int, int]] = []
+        self.drafted = self.commits = 0
+        commit, step = self.engine._commit.run, self.engine.step
+
+        def committed() -> None:
+            self.commits += 1
+            commit()
+
+        def counted() -> bool:
+            start, self.commits = len(self.fake.calls), 0
+            done = step()
+            calls = self.fake.calls[start:]
+            self.steps.append((sum(calls.count(name) for name in WAITS), calls.count("cuGraphLaunch"), self.commits))
+            return done
+
+        self.engine._commit.run = committed  # type: ignore[method-assign]
+        self.engine.step = counted  # type: ignore[method-assign]
+
+    def only(self, *names: str) -> Counted:
+        dropped = [level.name for level in self.engine.drafting.levels if level.name not in names]
+        self.engine.drafting._compose(dropped)
+        return sends_all(self.engine) and self
+
+    def program(self, name: str) -> CudaProgram:
+        program = self.engine._memory.programs[name]
+        assert isinstance(program, CudaProgram)
+        return program
+
+
+@pytest.fixture
+def counted(levels_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Counted]:
+    counted = Counted(levels_folder / "levels.mlsdc", monkeypatch)
+    yield counted
+    counted.engine.close()
+
+
+def test_a_step_that_counts_draft_for_waits_once(counted: Counted) -> None:
+    (result,) = counted.only("counts").engine.generate([[TOKEN] * 8], PARAMS)
+    assert result.statistics.accepted > 2
+    assert {waits for waits, _, _ in counted.steps} == {1}
+    assert any(commits for _, _, commits in counted.steps)
+
+
+@pytest.mark.parametrize(("names", "lists"), [(("medusa",), 1), (("eagle",), 2), (("counts", "medusa", "eagle"), 3)])
+def test_a_step_waits_once_for_every_launch_list_that_the_host_reads(counted: Counted, names: tuple[str, ...], lists: int) -> None:
+    """The target's, a medusa's one, an eagle's two and one more for each depth that grows; for commits, or for a second result, never."""
+    (result,) = counted.only(*names).engine.generate([[TOKEN] * 8], PARAMS)
+    assert result.statistics.drafted > 4
+    assert all(waits == graphs - commits for waits, graphs, commits in counted.steps)
+    assert max(waits for waits, _, _ in counted.steps) > lists
+
+
+def test_nothing_is_captured_loaded_or_allocated_after_load(counted: Counted) -> None:
+    before = len(counted.fake.calls)
+    counted.engine.generate([[TOKEN] * 8], PARAMS)
+    assert set(counted.fake.calls[before:]) == {"cuStreamSynchronize", "cuCtxSetCurrent", "cuGraphLaunch"}
+
+
+def test_commits_of_a_grouped_cache_have_graphs_with_and_without_pages_to_fill(counted: Counted) -> None:
+    limits = counted.engine.manifest.limits
+    most = len(counted.engine._memory.buffers.group_page)
+    program = counted.program("commit")
+    assert set(program._graphs) == {(size, groups) for size in powers(limits.max_num_batched_tokens) for groups in (0, most)}
+    header, filled = counted.engine._memory.buffers.header, []
+    for groups in (0, 1):
+        header[Header.COMMITS], header[Header.GROUPS] = 3, groups
+        start = len(counted.fake.launched)
+        program.run()
+        counted.engine.device.synchronise()  # type: ignore[attr-defined]
+        filled.append(sum(launched.entry.startswith("quantise_kv") for launched in counted.fake.launched[start:]))
+    assert filled[0] == 0
+    assert filled[1] > 0
+
+
+def test_every_level_s_programs_are_graphs(counted: Counted) -> None:
+    for level in counted.engine.drafting.levels[1:]:
+        for program in level.memory.programs.values():  # type: ignore[attr-defined]
+            assert isinstance(program, CudaProgram)
+            assert len(program._graphs) >= 6, program.name
+
+
+def test_what_is_copied_of_a_tap_is_what_a_bucket_fills(counted: Counted) -> None:
+    limits = counted.engine.manifest.limits
+    tap = Tap(0, "f4", (limits.max_num_batched_tokens, 10))
+    assert tap_bytes(tap, {"ROWS": 4, "OUT": 2}, limits) == 4 * 4 * 10
+    assert tap_bytes(tap, {}, limits) == tap.num_bytes
+
+
+# what is refused
+
+
+def refused(levels_folder: Path, monkeypatch: pytest.MonkeyPatch, fake: FakeCuda) -> str:
+    monkeypatch.setattr(cuda_driver, "load_library", lambda: fake)
+    with pytest.raises((DeviceError, ArtifactError)) as caught:
+        Engine.load(levels_folder / "levels.mlsdc", device="cuda", num_pages=60)
+    assert not fake.memory
+    return str(caught.value)
+
+
+def test_too_little_memory_for_all_levels_is_said_with_the_plan_before_anything_is_allocated(
+        levels_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would have been enough for the target alone."""
+    first, *table = refused(levels_folder, monkeypatch, FakeCuda(free=750_000)).splitlines()
+    assert first.startswith("cuda:0 (Fake GPU): ")
+    assert first.endswith("750,000 of 1,073,741,824 are free: lower memory.kv_pool or limits, or free the GPU")
+    assert {line.rpartition(" ")[0].strip() for line in table if "weights" in line} == {"medusa weights", "eagle weights", "target weights"}
+    assert any(line.startswith("kv pool") for line in table)
+
+
+def test_a_driver_that_is_too_old_is_named(levels_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "speaks CUDA 11.8, target h100 needs CUDA 12.0" in refused(levels_folder, monkeypatch, FakeCuda(version=11080))
+
+
+def test_another_architecture_is_named(levels_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "built for h100 (sm_90), cuda:0 (Fake GPU) is sm_80: compile for it" in refused(levels_folder, monkeypatch, FakeCuda(sm=80))
+
+
+def test_a_kernel_that_is_missing_is_named(levels_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its launch is in the program, the target has none of that name."""
+    real = Artifact.open
+
+    def without(path: Path) -> Artifact:
+        artifact = real(path)
+        (target,) = artifact.manifest.targets
+        del target.kernels[next(key for key in target.kernels if key.startswith("settle_kv"))]  # type: ignore[attr-defined]
+        return artifact
+
+    monkeypatch.setattr(Artifact, "open", staticmethod(without))
+    fake = FakeCuda()
+    monkeypatch.setattr(cuda_driver, "load_library", lambda: fake)
+    with pytest.raises(ArtifactError, match="target h100: no kernel 'settle_kv_.*'; compile again"):
+        Engine.load(levels_folder / "levels.mlsdc", device="cuda", num_pages=60)
+    assert not fake.memory
