@@ -16,6 +16,7 @@ from mlsdc.runtime.bench.cascades import cascade_of
 from mlsdc.runtime.bench.prompts import BenchPrompt, read_prompts
 from mlsdc.runtime.controller import Controller, Drafter, Proposal
 from mlsdc.runtime.engine import Engine
+from mlsdc.runtime.levels.growing import NEVER, GrowingLevel
 from mlsdc.runtime.sampling_params import SamplingParams
 from mlsdc.runtime.tree import Tree
 
@@ -57,6 +58,9 @@ def main() -> None:
     prompts = read_prompts(args.prompts)
     with Engine.load(args.artifact, threads=args.threads) as engine:
         engine.drafting.controller = Everything()
+        for level in engine.drafting.levels:
+            if isinstance(level, GrowingLevel):
+                level.least = NEVER
         kinds = ["all", *dict.fromkeys(prompt.kind for prompt in prompts)]
         print(f"{'level':24}" + "".join(f"{kind:>10}" for kind in kinds), flush=True)
         for names in args.level or [""]:

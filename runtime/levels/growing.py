@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from math import log
 
 import numpy as np
 
@@ -22,6 +23,7 @@ from mlsdc.runtime.tree import EMPTY, Tree
 
 SPREAD = 8  # rows of a request in one round: a tile
 NEVER = -1e30  # the log probability of what is not looked at
+EXPANDED = 0.08  # a node less likely than this gets no children: the controller would hardly ever send one, and every round is a run
 
 
 def log_guesses(top: Array, ids: Array | None, limit: int = 1 << 31) -> tuple[Array, Array]:
@@ -96,9 +98,10 @@ class Growth:
         """The likeliest `count` nodes, in order of guessing: parents come first, for no child is likelier than its parent."""
         return sorted(sorted(range(len(self.tokens)), key=lambda i: (-self.paths[i], i))[: max(0, count)])
 
-    def wanted(self, most: int) -> list[int]:
-        """Nodes that are to become rows: the likeliest ones that are not yet, if they or a child may be in the tree."""
-        waiting = [node for node in self.best(self.budget - 1) if node not in self.expanded]
+    def wanted(self, most: int, least: float) -> list[int]:
+        """Nodes that are to become rows: the likeliest ones that are not yet, if they or a child may be in the tree, and whose paths have a
+        log probability of `least`."""
+        waiting = [node for node in self.best(self.budget - 1) if node not in self.expanded and self.paths[node] >= least]
         return sorted(sorted(waiting, key=lambda i: (-self.paths[i], i))[: max(0, most)])
 
     def tree(self, level: int) -> Tree:
@@ -128,6 +131,7 @@ class GrowingLevel(Level):
     ids: Array | None = None  # the target's token of each of the level's, where they differ
     own_ids: Array | None = None  # and the other way
     vocab_size: int = 1 << 31
+    least = log(EXPANDED)
     draws: Draws
     has_features = False
 
@@ -151,7 +155,7 @@ class GrowingLevel(Level):
         """Up to `rounds` runs of the program, each for the likeliest waiting nodes of all requests."""
         share = max(1, self.most_rows // max(1, len(growths)))
         for _ in range(rounds):
-            chosen = [growth.wanted(min(SPREAD, share, self.most_slots - growth.slots)) for growth in growths]
+            chosen = [growth.wanted(min(SPREAD, share, self.most_slots - growth.slots), self.least) for growth in growths]
             work = [(growth, nodes) for growth, nodes in zip(growths, chosen, strict=True) if nodes]
             if not work:
                 return
