@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,8 +39,10 @@ def kept_texts(args: argparse.Namespace) -> Path:
         kept = written(partial)
         if kept:
             print(f"{partial.name} is there: goes on behind {len(kept)} answers", flush=True)
+        batches = self_generated(config, data, args.self_generate, args.seed, args.threads, kept)
+        begun = next(batches)  # compiles first: a stop before that leaves what is written
         with partial.open("w", encoding="utf-8") as file:
-            for batch in self_generated(config, data, args.self_generate, args.seed, args.threads, kept):
+            for batch in chain((begun,), batches):
                 file.writelines(json.dumps({"tokens": list(tokens), "start": start}) + "\n" for tokens, start in batch)
                 file.flush()
         os.replace(partial, path)

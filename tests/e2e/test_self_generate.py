@@ -15,6 +15,11 @@ from mlsdc.runtime.engine import Engine
 from mlsdc.runtime.levels.counts import Counts
 from mlsdc.runtime.safetensors import SafetensorsFile
 
+
+def interrupted(*args: Any, **options: Any) -> Engine:
+    raise KeyboardInterrupt
+
+
 TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
 
 
@@ -70,6 +75,10 @@ def test_stopped_while_it_writes_it_goes_on_to_the_same_text(model: Path, tmp_pa
         train("parts")
     (partial,) = tmp_path.glob("parts.texts.jsonl.*.partial")
     partial.write_text(partial.read_text() + '{"tokens": [1, 2')  # a line that was being written
+    with monkeypatch.context() as patch:
+        patch.setattr(Engine, "load", interrupted)  # before anything new is there
+        with pytest.raises(KeyboardInterrupt):
+            train("parts")
     asked, stop = [], -1
     train("parts")
     assert len(asked) == batches - 2
