@@ -13,7 +13,7 @@ from mlsdc.runtime.errors import ArtifactError, MlsdcError
 from mlsdc.runtime.kv_format import KvGeometry
 from mlsdc.runtime.step import Limits
 
-FORMAT = 1
+FORMAT = 2
 
 
 @dataclass(frozen=True)

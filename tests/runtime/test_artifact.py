@@ -125,7 +125,7 @@ def test_a_flipped_weight_is_found_by_verify(root: Path) -> None:
         artifact.verify()
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "null", "{}", '{"format": 1}', "\x00"])
+@pytest.mark.parametrize("text", ["", "{", "[]", "null", "{}", '{"format": 2}', "\x00"])
 def test_a_damaged_manifest_is_one_clear_line(root: Path, text: str) -> None:
     (root / "manifest.json").write_text(text)
     with pytest.raises(ArtifactError, match=r"manifest\.json: not a manifest"):
@@ -170,7 +170,7 @@ def test_bytes_that_are_no_text_are_refused(root: Path) -> None:
 
 def test_another_format_number_says_what_to_do(root: Path) -> None:
     edit(root, lambda raw: raw.update(format=99))
-    with pytest.raises(ArtifactError, match="format 99, this runtime reads format 1: run `mlsdc compile` again"):
+    with pytest.raises(ArtifactError, match="format 99, this runtime reads format 2: run `mlsdc compile` again"):
         Artifact.open(root)
 
 
