@@ -183,8 +183,9 @@ class AttendSplit(Paged):
 
     @property
     def turn(self) -> int:
-        """Positions of a turn of the loop over pages: keys with levels by channel are scored a page at a time."""
-        return min(BLOCK, self.geometry.page_size) if self.keys == "channel" else BLOCK
+        """Positions of a turn of the loop over pages: keys with levels by channel are scored a page at a time; so are others beside values
+        that are written in groups, whose 64 would not fit into an A100's registers with 128 channels."""
+        return min(BLOCK, self.geometry.page_size) if self.kv.grouped else BLOCK
 
     @property
     def blocks_per_split(self) -> int:
