@@ -13,6 +13,7 @@ from mlsdc.compiler import ops_core, ops_nn, ops_quant
 from mlsdc.compiler.graph import Graph, Node
 from mlsdc.compiler.types import DType, TensorType
 from mlsdc.runtime.program import InputArg
+from mlsdc.targets.hardware import Gpu
 from mlsdc.targets.nvidia import NvidiaTarget, a8_bytes, columns_of, lowers, storage
 from mlsdc.targets.protocol import Call, CallArg, Declined, KernelSpec, Lowering, TempRef, ValueRef
 from mlsdc.targets.values import counted_rows, fine_args, fine_of, input_type, is_rows, values, whole
@@ -45,7 +46,7 @@ def by_rows(node: Node, target: NvidiaTarget, params: P.LinearQ | P.Linear, abi:
     few = launch(node, params, abi, args, grid=params.grid, grain=params.block_m, in_place_of=in_place_of)
     if params.max_rows <= FEW or not target.gpu.multiprocessors or (target.exact and not exact_dots(params)):
         return few
-    many = wide_tiles(params, target.gpu.multiprocessors)
+    many = wide_tiles(params, target.gpu)
     more = launch(node, many, abi, args, grid=many.grid, grain=many.block_m)
     return replace(few, calls=(replace(few.calls[0], upto=FEW), replace(more.calls[0], over=FEW)))
 
@@ -54,11 +55,12 @@ def exact_dots(params: P.LinearQ | P.Linear) -> bool:
     return isinstance(params, P.LinearQ) and not isinstance(params, P.LinearA16)
 
 
-def wide_tiles(params: T, multiprocessors: int) -> T:
-    """The same linear for many rows; a gated one has two sums a column, and takes whole tiles of its columns."""
-    gated = isinstance(params, P.GatedQ)
-    columns = next(size for size in (64, 32) if params.n % size == 0) if gated else 128
-    return replace(params, block_m=64, block_n=columns, most_programs=2 * multiprocessors)
+def wide_tiles(params: T, gpu: Gpu) -> T:
+    """The same linear for many rows; a gated one has two sums a column, and takes whole tiles of its columns. On sm_100 integer dots of 128
+    columns spill, of 32 they don't."""
+    gated, most = isinstance(params, P.GatedQ), 32 if gpu.sm == 100 else 128
+    columns = next(size for size in (64, 32) if size <= most and params.n % size == 0) if gated else most
+    return replace(params, block_m=64, block_n=columns, most_programs=2 * gpu.multiprocessors)
 
 
 def rows(node: Node) -> tuple[int, int]:
