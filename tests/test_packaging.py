@@ -14,7 +14,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 PORTIONS = ("compiler", "passes", "runtime", "targets", "templates")
-SHIPPED = (".py", ".jinja", ".ll", ".typed", ".html", ".css", ".js")
+SHIPPED = (".py", ".jinja", ".ll", ".tsv", ".typed", ".html", ".css", ".js")
 
 
 def shipped_files() -> set[str]:

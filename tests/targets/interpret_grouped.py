@@ -1,5 +1,5 @@
-"""Law L3 through Triton's interpreter, by the sequences of test_cpu_grouped: `python -m tests.targets.interpret_grouped UNTIL NAME[:fast]...`,
-`fast` for kernels that read a tree's slots as one block.
+"""Law L3 through Triton's interpreter, by the sequences of test_cpu_grouped:
+`python -m tests.targets.interpret_grouped UNTIL NAME[:fast]...`, `fast` for kernels that read a tree's slots as one block.
 
 Raises AssertionError where bytes of pages, bits of rows or rows' numbers are not as they must be.
 """
