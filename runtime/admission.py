@@ -66,8 +66,10 @@ class Admission:
         budget = self.draft_budget(params)
         needed = self.scheduler.pages_needed(max_length, budget)
         if not self.scheduler.ever_fits(max_length, budget):
+            pool = self.scheduler.pool
+            wide = ", larger ones of 16 bits among them" if pool.wide else ""
             raise RequestError(
-                f"prompt and max_tokens: up to {max_length} tokens need {needed} KV pages, the pool has {self.scheduler.pool.num_pages}: "
+                f"prompt and max_tokens: up to {max_length} tokens need {needed} KV pages{wide}, the pool has {pool.num_pages}: "
                 "ask for fewer tokens or give Engine.load a larger pool")
         request = Request(
             tokens, params, max_length=max_length, stop_ids=frozenset(stops), budget=budget, detokenizer=self._detokenizer(params),

@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import tempfile
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -96,12 +97,32 @@ def reproducible(gpu: Gpu) -> Iterator[None]:
         raise CompileError(f"triton {triton.__version__} is installed, kernels need triton {TRITON_VERSION}: pip install mlsdc[nvidia]")
     if knobs.runtime.interpret:
         raise CompileError("TRITON_INTERPRET is set: kernels cannot be compiled in this process; unset it")
-    with tempfile.TemporaryDirectory(prefix="mlsdc-triton-") as cache, knobs.compilation.scope(), knobs.cache.scope(), knobs.nvidia.scope():
+    with (tempfile.TemporaryDirectory(prefix="mlsdc-triton-") as cache, knobs.compilation.scope(), knobs.cache.scope(),
+          knobs.nvidia.scope(), parsing_in_turn()):
         knobs.compilation.disable_line_info = True
         knobs.cache.dir = cache
         if gpu.sm <= 90:
             knobs.nvidia.ptxas_blackwell = os.fspath(tools_folder() / "ptxas")
         yield
+
+
+@contextmanager
+def parsing_in_turn() -> Iterator[None]:
+    """Threads that compile parse their kernels one at a time: CPython 3.11 counts the depth of the trees it makes once for all threads,
+    and where a garbage collection lets another thread in, `ast.parse` raises SystemError (recursion depth mismatch)."""
+    from triton.runtime.jit import JITFunction
+
+    parse, lock = JITFunction.parse, threading.Lock()
+
+    def in_turn(self: Any) -> Any:
+        with lock:
+            return parse(self)
+
+    JITFunction.parse = in_turn
+    try:
+        yield
+    finally:
+        JITFunction.parse = parse
 
 
 def compile_cubin(spec: KernelSpec, source: Path, gpu: Gpu, variant: Variant) -> Compiled:

@@ -47,9 +47,10 @@ def test_the_text_is_the_same_with_levels_and_without(artifact: Path, temperatur
         engine.check_integrity()
 
 
-@pytest.mark.parametrize("num_pages", [23, 26, 28])
+@pytest.mark.parametrize("num_pages", [25, 26, 28, 33])
 def test_a_pool_full_of_drafts_stops_nobody(artifact: Path, num_pages: int) -> None:
-    """The target takes back what drafting levels hold for preempted requests; at 26 and 28 pages the queue stood still for ever once."""
+    """The target takes back what drafting levels hold for preempted requests; in two of three such pools the queue once stood still
+    for ever. 24 pages are too few for the longest."""
     with Engine.load(artifact, threads=1, num_pages=num_pages) as engine:
         assert texts(sends_all(engine), 80) == texts(engine, 80, draft=False)
         assert engine.statistics.preemptions > 0
