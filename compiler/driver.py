@@ -101,7 +101,7 @@ def compile_model(config: Config | Mapping[str, Any] | Path | str, output: Path 
     with staged(output) as folder:
         progress.stage("kernels")
         emitted = [emit(module, target, source.vocab_size) for target in targets]
-        kinds = {target.device: target for target in reversed(targets)}  # the first target of each kind of device
+        kinds = {target.family: target for target in reversed(targets)}  # the first target of each family
         packed = sum(target.packed_bytes(w.type) for target in kinds.values() for level in module.levels for w in weight_nodes(level))
         memory = [plan_level_memory(config, module, limits, target, programs, source.vocab_size)
                   for target, (programs, _) in zip(targets, emitted, strict=True)]
@@ -141,7 +141,7 @@ def compile_model(config: Config | Mapping[str, Any] | Path | str, output: Path 
                 LevelInfo(level.name, level.kind, level_params(config, module, level, memory), level.kv,
                           weights_path(level.name) if level.graphs else None,
                           {target: of_level[level.name] for target, of_level in files.items()} if level.graphs else {},
-                          {t.name: weights_path(level.name, t.device) for t in targets if (level.name, t.device) in own})
+                          {t.name: weights_path(level.name, t.family) for t in targets if (level.name, t.family) in own})
                 for level in module.levels),
             targets=built,
             plan=module.plan or Plan(0, 0),
@@ -327,7 +327,7 @@ def pack_weights(folder: Path, level: LevelModule, target: Target, source: Weigh
         progress.step(next(done), len(nodes), name)
         return target.pack(nodes[name].type, read_weight(nodes[name], source))
 
-    path = folder / rank_file(weights_path(level.name, target.device if lead else ""), rank)
+    path = folder / rank_file(weights_path(level.name, target.family if lead else ""), rank)
     return write_weights(path, [(name, target.packed_bytes(node.type)) for name, node in nodes.items()], pack)
 
 
@@ -355,9 +355,9 @@ def own_nodes(level: LevelModule, target: Target, lead: Target) -> tuple[Node, .
     return tuple(node for node in weight_nodes(level) if target.layout(node.type) != lead.layout(node.type))
 
 
-def weights_path(level: str, kind: str = "") -> str:
-    """The file of a level's weights; with a kind of device, that of what only this kind reads."""
-    return f"weights/{level}.{kind}.safetensors" if kind else f"weights/{level}.safetensors"
+def weights_path(level: str, family: str = "") -> str:
+    """The file of a level's weights; with a family of targets, that of what only it reads, in a folder: no level's name is a path."""
+    return f"weights/{family}/{level}.safetensors" if family else f"weights/{level}.safetensors"
 
 
 def model_info(config: Config, source: ModelSource) -> ModelInfo:

@@ -47,6 +47,7 @@ class NvidiaTarget(Target):
     """Lowers for one GPU of `targets.hardware.GPUS` at an artifact's limits. `exact`: a drafted row has its committed self's bits (L2)."""
 
     device = "cuda"
+    family = "gpu"  # AMD's, too
     attention = "triton"  # or "nvrtc": which compiler's kernels do attention (nvrtc_build.choose_nvrtc)
 
     def __init__(self, name: str, limits: Limits, exact: bool = True) -> None:
@@ -91,8 +92,8 @@ class NvidiaTarget(Target):
         return int(np.prod(shape)) * (4 if tensor.dtype == DType.F32 else 2)
 
     def layout(self, type_: Type) -> str:
-        """f32 lies as it is on every device; the rest is the same for all GPUs, AMD's too."""
-        return "f32" if self._weight(type_).dtype is DType.F32 else "gpu"
+        """f32 lies as it is on every device; the rest is the same for all GPUs."""
+        return "f32" if self._weight(type_).dtype is DType.F32 else self.family
 
     def pack(self, type_: Type, rows: npt.NDArray[Any] | Q8 | Q4 | F8) -> npt.NDArray[np.uint8]:
         tensor = self._weight(type_)

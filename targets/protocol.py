@@ -103,6 +103,11 @@ class Target(ABC):
     device: str
     requires: tuple[str, ...]
 
+    @property
+    def family(self) -> str:
+        """Targets that lay out all weights alike: they read the same files."""
+        return self.device
+
     @abstractmethod
     def lower(self, node: Node, graph: Graph) -> Lowering | Declined:
         """The node's launches. Inputs and weights are never passed in."""
@@ -134,7 +139,7 @@ class Target(ABC):
 
     def layout(self, type_: Type) -> str:
         """A name of the bytes that `pack` makes of a weight of this type: where two targets say the same name, they make the same bytes."""
-        return self.device
+        return self.family
 
     @abstractmethod
     def pack(self, type_: Type, rows: npt.NDArray[Any] | Q8 | Q4 | F8) -> npt.NDArray[np.uint8]:

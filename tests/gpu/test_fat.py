@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from mlsdc.compiler.cli import main
+from mlsdc.compiler.driver import weights_path
 from mlsdc.compiler.quantise import quantise_f8, quantise_q4, quantise_q8
 from mlsdc.compiler.types import DType, TensorType
 from mlsdc.runtime.artifact import Artifact
@@ -145,3 +146,15 @@ def test_layouts_of_one_name_are_the_same_bytes(dtype: DType) -> None:
     cpu, gpu = make_target("cpu-native", limits), make_target("h100", limits)
     same = np.array_equal(cpu.pack(type_, rows), gpu.pack(type_, rows))
     assert same == (cpu.layout(type_) == gpu.layout(type_))
+
+
+def test_gpus_of_both_makers_read_the_same_files() -> None:
+    limits = Limits(max_model_len=128, max_num_seqs=4, max_num_batched_tokens=32, max_logit_rows=32, max_tree_nodes=15)
+    assert {name: make_target(name, limits).family for name in ("h100", "mi300x", "cpu-native")} == {
+        "h100": "gpu", "mi300x": "gpu", "cpu-native": "cpu"}
+
+
+def test_a_level_s_name_cannot_be_another_file_of_weights() -> None:
+    """A level may be called `target.gpu`, or `gpu`."""
+    files = {weights_path(level, family) for level in ("target", "target.gpu", "gpu") for family in ("", "gpu")}
+    assert len(files) == 6
