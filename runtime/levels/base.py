@@ -24,6 +24,8 @@ class LevelState(ABC):
     - `rollback(n)` forgets the last n observed tokens and leaves the state as if they had never been observed.
     """
 
+    drawn: Draw | None = None  # how its request draws, if it does
+
     @abstractmethod
     def observe(self, tokens: Sequence[int]) -> None: ...
 
@@ -39,6 +41,7 @@ class LevelState(ABC):
 
     def couple(self, draw: Draw) -> None:
         """The request's choices will be drawn like this (law L1): proposals may look at the same draws. Once, before the first one."""
+        self.drawn = draw
 
     def only(self, names: Collection[str]) -> None:
         """Of the levels it is a state of, only those of these names draft for its request. Once, before the first draft."""

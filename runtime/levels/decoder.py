@@ -16,7 +16,7 @@ from mlsdc.runtime.device.base import LevelMemory, NativeFunction
 from mlsdc.runtime.errors import ArtifactError
 from mlsdc.runtime.kv_pool import KvPool, PageTable
 from mlsdc.runtime.levels.base import LevelState, Verifier
-from mlsdc.runtime.levels.coupling import Draw, Draws, coupled
+from mlsdc.runtime.levels.coupling import Draws, coupled
 from mlsdc.runtime.levels.growing import GrowingLevel, Growth, draft_ids, log_guesses
 from mlsdc.runtime.manifest import LevelInfo
 from mlsdc.runtime.step import Array
@@ -77,10 +77,6 @@ class SelfState(LevelState):
         self.last = -1
         self.table = PageTable()
         self.computed = 0
-        self.drawn: Draw | None = None
-
-    def couple(self, draw: Draw) -> None:
-        self.drawn = draw
 
     def observe(self, tokens: Sequence[int]) -> None:
         if tokens:
@@ -124,10 +120,6 @@ class ModelState(LevelState):
         self.tokens: list[int] = []
         self.table = PageTable()
         self.base = self.fed = 0
-        self.drawn: Draw | None = None
-
-    def couple(self, draw: Draw) -> None:
-        self.drawn = draw
 
     def observe(self, tokens: Sequence[int]) -> None:
         self.tokens += tokens

@@ -1,4 +1,4 @@
-"""What levels of trained heads share: the target's last hidden states of each request, and how log probabilities come out of `top_k`.
+"""What levels of trained heads share: the target's last hidden states of each request, and trees of the likeliest paths.
 
 A head's row t is made of the target's hidden state at position t and the token at t + 1, which is known as soon as t + 1 is committed. The
 hidden states of committed rows are copied from the target's taps after every step into a ring of the last `window` positions, whether the
@@ -17,7 +17,7 @@ from mlsdc.runtime.device.base import LevelMemory, NativeFunction
 from mlsdc.runtime.errors import ArtifactError
 from mlsdc.runtime.kv_pool import KvPool
 from mlsdc.runtime.levels.base import Level, LevelState
-from mlsdc.runtime.levels.coupling import Draw, Draws
+from mlsdc.runtime.levels.coupling import Draws
 from mlsdc.runtime.levels.growing import draft_ids
 from mlsdc.runtime.manifest import LevelInfo
 from mlsdc.runtime.step import Array
@@ -86,10 +86,6 @@ class HeadState(LevelState):
         self.tokens: list[int] = []
         self.ring: Array = np.zeros((0, level.width), np.float32)
         self.kept_from = self.kept_to = 0
-        self.drawn: Draw | None = None
-
-    def couple(self, draw: Draw) -> None:
-        self.drawn = draw
 
     def observe(self, tokens: Sequence[int]) -> None:
         self.tokens += tokens
