@@ -105,11 +105,12 @@ def measure(engine: Engine, prompts: Sequence[BenchPrompt], *, batch: int = 1, r
             temperature: float = 0.0, seed: int = 0, cascades: Sequence[str] = (), max_nodes: int = MERGED_NODES) -> list[KindFigures]:
     """Figures of each kind, and of all of them; of `cascades` (bench/cascades.py) in turn with plain decoding, else of the artifact's.
 
-    Every cascade keeps a controller of its own. Raises MlsdcError, RequestError.
+    Every cascade keeps a controller of its own; the engine drafts as it did before afterwards. Raises MlsdcError, RequestError.
     """
     if not engine.drafting.levels:
         raise MlsdcError("this artifact has no drafting level: there is nothing to compare")
-    swaps = [Swap.of(engine, text, max_nodes) for text in cascades] or [Swap("", engine.drafting.level, engine.drafting.controller)]
+    own = Swap("", engine.drafting.level, engine.drafting.controller)
+    swaps = [Swap.of(engine, text, max_nodes) for text in cascades] or [own]
     kinds = list(dict.fromkeys(prompt.kind for prompt in prompts))
     plain = {kind: Side() for kind in kinds}
     batches = [(kind, of_kind[i : i + batch]) for kind in kinds for of_kind in [[p.prompt for p in prompts if p.kind == kind]]
@@ -130,6 +131,7 @@ def measure(engine: Engine, prompts: Sequence[BenchPrompt], *, batch: int = 1, r
                 swap.seconds.append(side.seconds[-1])
         for swap in swaps:
             swap.times.setdefault(kind, []).append((median(plain_s), median(swap.seconds)))
+    own.use(engine)
     return [found for swap in swaps for found in swap.figures(kinds, plain, prompts)]
 
 

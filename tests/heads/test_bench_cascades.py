@@ -24,7 +24,10 @@ def engine(stacked: Path) -> Iterator[Engine]:
 def test_every_cascade_is_run_beside_plain_decoding(engine: Engine) -> None:
     prompts = [BenchPrompt("a", [1, 2, 3, 1, 2, 3, 1, 2]), BenchPrompt("b", [(7 * i + 3) % 256 for i in range(20)])]
     cascades = ["counts", "counts>small", "counts+small>first"]
+    drafting = engine.drafting
+    before = drafting.level, drafting.controller
     found = measure(engine, prompts, max_tokens=12, cascades=cascades)
+    assert (drafting.level, drafting.controller) == before, "what is measured next is the artifact's cascade again"
     assert [(of.cascade, of.kind) for of in found] == [(cascade, kind) for cascade in cascades for kind in ("a", "b", "all")]
     assert all(of.different == 0 and of.speed > 0 and of.ratio > 0 for of in found)
 
