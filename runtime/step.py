@@ -86,7 +86,7 @@ INPUTS: dict[str, tuple[str, str]] = {
     "seq_rows": ("i4", "seqs"),  # how many rows it has
     "page_table": ("i4", "seqs x pages_per_seq"),  # page of positions page_size * i ..
     "scratch_table": ("i4", "seqs x scratch_pages"),  # page of slots page_size * i ..; unused by prefilled sequences
-    "tail_table": ("i4", "seqs x tail"),  # of a grouped format: the wide page of each run of slots of the ring (runtime/kv_tail.py)
+    "tail_table": ("i4", "seqs x tail"),  # of a grouped format: wide pages: of the first tokens, then of the ring (runtime/kv_tail.py)
     "out_rows": ("i4", "out"),  # rows that want logits and a choice
     "choices": ("i4", "out"),  # result: the target's choice for each of them
     "sampling": ("f8", "seqs x sampling"),  # how each sequence's rows choose, read by `sample` only
@@ -101,8 +101,8 @@ INPUTS: dict[str, tuple[str, str]] = {
     "logprobs": ("f4", "out x logprobs"),  # result: log probabilities by the raw logits
     "commit_src": ("i4", "commits"),  # token slots to copy: page * page_size + slot in the page
     "commit_dst": ("i4", "commits"),
-    "group_page": ("i4", "groups"),  # of a grouped format: pages that `commit` fills, after the copies, from the ring
-    "group_seq": ("i4", "groups"),  # the row of tail_table that names the ring
+    "group_page": ("i4", "groups"),  # of a grouped format: pages that `commit` fills, after the copies, from wide ones
+    "group_seq": ("i4", "groups"),  # the row of tail_table that names those
     "group_first": ("i4", "groups"),  # position of the page's first token
     "features": ("f4", "rows x features"),  # a head's: hidden states that its rows start from
     "taps": ("f4", "rows x taps"),  # a head's: the target's hidden states of several layers, which become features

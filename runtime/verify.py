@@ -85,7 +85,7 @@ def _write_list(cell: Cell, at: int, values: Sequence[int]) -> None:
 
 class CommitList:
     """What the commit program does after a step, written straight into the step buffers: token slots to copy from scratch to pages, or,
-    in a grouped format, from scratch to the ring of the tail, and the groups that are full then."""
+    in a grouped format, from scratch to the pages of the tail, and the groups that are full then."""
 
     def __init__(self, buffers: StepBuffers) -> None:
         self.buffers = buffers

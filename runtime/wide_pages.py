@@ -62,7 +62,7 @@ class WidePages(Pages):
                 self._own_copy(table, place)
 
     def copy_tail(self, parent: PageTable, table: PageTable, length: int) -> None:
-        """Give a fork of `length` tokens copies of what it needs of its parent's ring, which the parent may write in this very step."""
+        """Give a fork of `length` tokens copies of what it needs of its parent's tail, which the parent may write in this very step."""
         for place in self.tail.kept(length):
             self._copy(parent.tail[place], table.tail[place])
 

@@ -1,7 +1,8 @@
 """How far levels are from the target where it draws (temperature > 0), and how often their first guess is what it draws all the same.
 
 One request after the other is decoded without drafts being sent, so that every token's turn is looked at; all levels are asked at each of
-them. Of a turn, with p the target's distribution and q the level's, both at the request's parameters:
+them. Of a turn, with p the target's distribution and q the level's, both at the request's parameters (but an n-gram level's q, which is as
+it was counted: levels/ngram.py knows the draws only):
 
 - 1 - TV = sum of min(p, q) over the level's guesses: what q says of tokens that it does not guess counts as wrong;
 - at least (1 - TV) / (1 + TV) of the first guesses should be right if they follow the draws (levels/coupling.py);

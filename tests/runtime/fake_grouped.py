@@ -1,7 +1,8 @@
-"""The fake device with a grouped cache format: groups of tokens in pages once they are full, the last ones in a ring of wide pages.
+"""The fake device with a grouped cache format: groups of tokens in pages once they are full, the first and the last ones in wide pages.
 
-It reads as law L3 says (a group as quantised iff it ends at p - R or before, else from the 16-bit form) and raises for any slot that holds
-another position than the row expects, so a page that is missing, stale or somebody else's cannot go unnoticed.
+It reads as law L3 says (a group as quantised iff it ends at p - R or before, but for a sequence's first tokens, else from the 16-bit form)
+and raises for any slot that holds another position than the row expects, so a page that is missing, stale or somebody else's cannot go
+unnoticed.
 """
 
 from __future__ import annotations
