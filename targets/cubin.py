@@ -9,6 +9,8 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
+from mlsdc.targets.hardware import MIN_DRIVER, Gpu
+
 PARAM_INFO = 0x17  # EIATTR_KPARAM_INFO: one parameter of a kernel
 PARAM_SIZE = 0x19  # EIATTR_CBANK_PARAM_SIZE: bytes of all of them
 LOCAL_OPS = ("LDL", "STL")
@@ -36,6 +38,25 @@ class Resources:
     local_ops: int
     tensor_ops: int
     async_copies: int
+
+
+def misfit(used: Resources, shared_bytes: int, threads: int, gpu: Gpu) -> str | None:
+    """Why a cubin is not good enough for the machine; no compiler checks all of this ahead of time."""
+    if used.stack_bytes or used.local_ops:
+        return f"spills ({used.stack_bytes} bytes of stack, {used.local_ops} local loads and stores)"
+    if shared_bytes > gpu.shared_bytes:
+        return f"{shared_bytes} bytes of shared memory, {gpu.shared_bytes} allowed"
+    if used.registers * threads > gpu.registers:
+        return f"{used.registers} registers x {threads} threads, {gpu.registers} there are"
+    return None
+
+
+def facts(cubin: bytes, used: Resources, shared_bytes: int, threads: int, num_stages: int) -> dict[str, int]:
+    """What the manifest says of a kernel (KernelInfo.resources)."""
+    return {
+        "registers": used.registers, "stack_bytes": used.stack_bytes, "shared_bytes": shared_bytes, "tensor_ops": used.tensor_ops,
+        "async_copies": used.async_copies, "threads": threads, "num_stages": num_stages, "elf_abi": elf_abi(cubin),
+        "min_driver": MIN_DRIVER[elf_abi(cubin)]}
 
 
 def elf_abi(cubin: bytes) -> int:

@@ -15,10 +15,10 @@ from mlsdc.compiler.cache import cache_folder
 from mlsdc.compiler.errors import CompileError
 from mlsdc.runtime.manifest import KernelInfo, TargetInfo
 from mlsdc.targets import nvrtc_build
-from mlsdc.targets.cubin import Resources, elf_abi, resources
-from mlsdc.targets.hardware import MIN_DRIVER, Gpu
+from mlsdc.targets.cubin import facts, misfit, resources
+from mlsdc.targets.hardware import Gpu
 from mlsdc.targets.protocol import KernelSpec
-from mlsdc.targets.triton_build import HIDDEN, TRITON_VERSION, Compiled, Variant, compile_cubin, render, reproducible, tools_folder
+from mlsdc.targets.triton_build import HIDDEN, TRITON_VERSION, Variant, compile_cubin, render, reproducible, tools_folder
 from mlsdc.targets.triton_checked import checked_by
 
 # In order of preference: deep pipelines first (a page-table load in front of every K/V load halves their depth), then what spills less.
@@ -93,27 +93,12 @@ def fitting(spec: KernelSpec, gpu: Gpu, source: Path, file: Path) -> tuple[bytes
         compiled = compile_cubin(spec, source, gpu, variant)
         file.write_bytes(compiled.cubin)
         used = resources(file, tools_folder())
-        why = misfit(compiled, used, gpu)
+        why = misfit(used, compiled.shared_bytes, compiled.threads, gpu)
         if why is None:
-            return compiled.cubin, {
-                "registers": used.registers, "stack_bytes": used.stack_bytes, "shared_bytes": compiled.shared_bytes,
-                "tensor_ops": used.tensor_ops, "async_copies": used.async_copies,
-                "threads": compiled.threads, "num_stages": variant.num_stages, "elf_abi": elf_abi(compiled.cubin),
-                "min_driver": MIN_DRIVER[elf_abi(compiled.cubin)]}
+            return compiled.cubin, facts(compiled.cubin, used, compiled.shared_bytes, compiled.threads, variant.num_stages)
         rejected.append(f"{variant.num_warps} warps, {variant.num_stages} stages: {why}")
     file.unlink()
     raise CompileError(f"{spec.key}: {source.name} does not fit {gpu.name}: {'; '.join(rejected)}")
-
-
-def misfit(compiled: Compiled, used: Resources, gpu: Gpu) -> str | None:
-    """Why a cubin is not good enough for the machine; Triton checks none of this when it compiles ahead of time."""
-    if used.stack_bytes or used.local_ops:
-        return f"spills ({used.stack_bytes} bytes of stack, {used.local_ops} local loads and stores)"
-    if compiled.shared_bytes > gpu.shared_bytes:
-        return f"{compiled.shared_bytes} bytes of shared memory, {gpu.shared_bytes} allowed"
-    if used.registers * compiled.threads > gpu.registers:
-        return f"{used.registers} registers x {compiled.threads} threads, {gpu.registers} there are"
-    return None
 
 
 def cache_entry(spec: KernelSpec, gpu: Gpu, text: str) -> Path | None:

@@ -18,8 +18,9 @@ import jinja2
 
 from mlsdc.compiler.errors import CompileError
 from mlsdc.runtime.step import BLOCK, Header
-from mlsdc.targets.cubin import Resources, elf_abi, resources
-from mlsdc.targets.hardware import MIN_DRIVER, Gpu
+from mlsdc.targets import cubin
+from mlsdc.targets.cubin import Resources, facts, resources
+from mlsdc.targets.hardware import Gpu
 from mlsdc.targets.protocol import KernelSpec
 from mlsdc.targets.triton_build import tools_folder
 from mlsdc.templates import params_cuda
@@ -114,26 +115,20 @@ def check(code: int, what: str) -> None:
 def fitting(spec: KernelSpec, gpu: Gpu, text: str) -> tuple[bytes, dict[str, int]]:
     """The cubin of a source and what it needs. Raises CompileError if it does not fit the machine, or is not what it should be."""
     params: Any = spec.params
-    cubin = compile_source(spec.key, text)
+    data = compile_source(spec.key, text)
     with tempfile.TemporaryDirectory(prefix="mlsdc-nvrtc-") as folder:
         file = Path(folder) / "kernel.cubin"
-        file.write_bytes(cubin)
+        file.write_bytes(data)
         used = resources(file, tools_folder())
-    if why := misfit(used, params.shared_bytes, gpu):
+    if why := misfit(used, params.shared_bytes, params.threads, gpu):
         raise CompileError(f"{spec.key}: k_{spec.key}.cu does not fit {gpu.name}: {why}")
-    return cubin, {
-        "registers": used.registers, "stack_bytes": used.stack_bytes, "shared_bytes": params.shared_bytes, "tensor_ops": used.tensor_ops,
-        "async_copies": used.async_copies, "threads": params.threads, "num_stages": params.stages, "elf_abi": elf_abi(cubin),
-        "min_driver": MIN_DRIVER[elf_abi(cubin)]}
+    return data, facts(data, used, params.shared_bytes, params.threads, params.stages)
 
 
-def misfit(used: Resources, shared_bytes: int, gpu: Gpu) -> str | None:
-    """Why a cubin is not good enough."""
-    if used.stack_bytes or used.local_ops:
-        return f"spills ({used.stack_bytes} bytes of stack, {used.local_ops} local loads and stores)"
-    if shared_bytes > gpu.shared_bytes:
-        return f"{shared_bytes} bytes of shared memory, {gpu.shared_bytes} allowed"
-    return None if used.tensor_ops and used.async_copies else "it has no tensor-core instructions or no bulk copies"
+def misfit(used: Resources, shared_bytes: int, threads: int, gpu: Gpu) -> str | None:
+    """Why a cubin is not good enough, or is not what these kernels are for."""
+    why = cubin.misfit(used, shared_bytes, threads, gpu)
+    return why or (None if used.tensor_ops and used.async_copies else "it has no tensor-core instructions or no bulk copies")
 
 
 def digest() -> str:

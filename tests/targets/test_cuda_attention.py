@@ -305,10 +305,13 @@ def test_a_source_that_does_not_compile_is_one_line_that_names_kernel_and_place(
 
 def test_a_kernel_that_spills_is_refused() -> None:
     spilling = cubin.Resources(168, 16, 0, 3, 8, 8)
-    assert nvrtc_build.misfit(spilling, 1024, GPUS["h100"]) == "spills (16 bytes of stack, 3 local loads and stores)"
+    assert nvrtc_build.misfit(spilling, 1024, 384, GPUS["h100"]) == "spills (16 bytes of stack, 3 local loads and stores)"
     plain = cubin.Resources(168, 0, 0, 0, 8, 0)
-    assert nvrtc_build.misfit(plain, 1024, GPUS["h100"]) == "it has no tensor-core instructions or no bulk copies"
-    assert "232449 bytes of shared memory" in str(nvrtc_build.misfit(cubin.Resources(168, 0, 0, 0, 8, 8), 232449, GPUS["h100"]))
+    assert nvrtc_build.misfit(plain, 1024, 384, GPUS["h100"]) == "it has no tensor-core instructions or no bulk copies"
+    whole = cubin.Resources(168, 0, 0, 0, 8, 8)
+    assert "232449 bytes of shared memory" in str(nvrtc_build.misfit(whole, 232449, 384, GPUS["h100"]))
+    assert nvrtc_build.misfit(whole, 1024, 512, GPUS["h100"]) == "168 registers x 512 threads, 65536 there are"
+    assert nvrtc_build.misfit(whole, 1024, 384, GPUS["h100"]) is None
 
 
 def test_a_block_of_positions_is_copied_once() -> None:
