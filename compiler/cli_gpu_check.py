@@ -20,7 +20,7 @@ from mlsdc.compiler.cli_gpu_needle import Needle, find_needle
 from mlsdc.compiler.gpu_peers import PeerTime, peer_times
 from mlsdc.compiler.graph import Graph
 from mlsdc.compiler.roofline import MACHINES, Load, step_costs, step_seconds
-from mlsdc.compiler.text_parse import parse_graph
+from mlsdc.compiler.view.stages import read_graphs
 from mlsdc.runtime.bench.rig import Rig
 from mlsdc.runtime.device.cuda import CudaDevice, CudaLevel
 from mlsdc.runtime.device.cuda_program import CudaProgram
@@ -161,8 +161,8 @@ def gpu_check(path: Path, reference: Path | None = None, device: str = "cuda") -
         card = rig.device
         assert isinstance(card, CudaDevice)
         copy = copy_rate(card)
-        text = rig.artifact.path(f"graph/{rig.manifest.target_level.name}.ir").read_text(encoding="utf-8")
-        graph = parse_graph(text.split("\ngraph ")[0])
+        file = f"graph/{rig.manifest.target_level.name}.ir"
+        graph = read_graphs(rig.artifact.path(file).read_text(encoding="utf-8"), file)["forward"]
         longest = rig.limits.max_model_len - rig.limits.max_tree_nodes - 1
         shapes = [(1, 128), (1, longest), (min(CHAIN, rig.limits.max_tree_nodes + 1), longest)]
         steps = [step_time(rig, graph, rows, min(context, longest)) for rows, context in shapes]

@@ -16,9 +16,9 @@ from mlsdc.runtime.bench.rig import Rig
 from mlsdc.runtime.device.cuda import CudaLevel
 from mlsdc.runtime.device.cuda_program import BoundLaunch, CudaProgram
 from mlsdc.runtime.kv_format import KvGeometry
-from mlsdc.runtime.program import ArenaArg
-from mlsdc.runtime.step import Array, Header
-from mlsdc.targets.nvidia_values import RESULTS
+from mlsdc.runtime.program import ArenaArg, Launch
+from mlsdc.runtime.step import Array
+from mlsdc.targets.nvidia_values import RESULTS, argument
 from mlsdc.targets.values import whole
 from mlsdc.templates.params_pages import chunk_of
 
@@ -71,7 +71,7 @@ def find_needle(rig: Rig, graph: Graph, context: int, layer: int = 0) -> Needle 
     for i, page in enumerate(pages):
         level.write_page(i, page)
     clear_recent(level, launches, geometry)
-    level.device.upload(level.arena + arena_of(launches[0], ("q_ptr", "x_ptr")), q.reshape(-1))
+    level.device.upload(arena_of(level, launches[0].launch, "q_ptr", "x_ptr"), q.reshape(-1))
     found, us = attend(level, program, launches, heads * dim, quantised="a8" in launches[-1].launch.kernel)
     expected = np.repeat(wanted, heads // geometry.num_kv_heads, axis=0).reshape(-1)
     error = float(np.nan_to_num(np.abs(found - expected), nan=np.inf).max() / np.abs(expected).max())
@@ -131,27 +131,22 @@ def clear_recent(level: CudaLevel, launches: list[BoundLaunch], geometry: KvGeom
     for page in level.buffers.tail_table[0, : level.buffers.tail.num_pages]:
         level.device.upload(level.pool + int(page) * level.wide_bytes, zeros)
     for bound in launches:
-        if "chunk" in names_of(bound):
-            rows = np.zeros(chunk_of(geometry).page_bytes, np.uint8)
-            level.device.upload(level.arena + arena_of(bound, ("chunk",)), rows)
+        if argument(level, bound.launch, "chunk") is not None:
+            level.device.upload(arena_of(level, bound.launch, "chunk"), np.zeros(chunk_of(geometry).page_bytes, np.uint8))
 
 
-def names_of(bound: BoundLaunch) -> list[str]:
-    return [entry.split(": ")[0] for entry in bound.kernel.info.abi]
-
-
-def arena_of(bound: BoundLaunch, names: tuple[str, ...]) -> int:
-    arg = next(arg for name, arg in zip(names_of(bound), bound.launch.args, strict=False) if name in names)
+def arena_of(level: CudaLevel, launch: Launch, *names: str) -> int:
+    """Address of what a launch gives for the parameter of one of these names."""
+    arg = argument(level, launch, *names)
     assert isinstance(arg, ArenaArg)
-    return arg.arena
+    return level.address(launch, arg)
 
 
 def attend(level: CudaLevel, program: CudaProgram, launches: list[BoundLaunch], columns: int, quantised: bool) -> tuple[Array, float]:
     """The row's result, and the time of the launches once everything was read before."""
-    header = {word.name: int(level.buffers.header[word]) for word in Header}
     program.bring_inputs()
-    us = min(sum(time for _, _, time in program.timed(launches, header)) for _ in range(3))
-    at = level.arena + arena_of(launches[-1], RESULTS)
+    us = min(sum(time for _, _, time in program.timed(launches, level.counts())) for _ in range(3))
+    at = arena_of(level, launches[-1].launch, *RESULTS)
     if not quantised:
         return level.device.download(at, 4 * columns).view(np.float32), us
     codes = level.device.download(at, columns).view(np.int8).astype(np.float32)

@@ -16,8 +16,8 @@ from mlsdc.compiler.types import GROUP, Dim, DType, KvType, TensorType
 from mlsdc.runtime.device.cuda import CudaLevel
 from mlsdc.runtime.device.cuda_program import CudaProgram
 from mlsdc.runtime.kv_format import KvGeometry, from_bf16
-from mlsdc.runtime.program import ArenaArg, InputArg, Launch
-from mlsdc.runtime.step import Array, Header
+from mlsdc.runtime.program import ArenaArg, Arg, InputArg, Launch
+from mlsdc.runtime.step import Array
 from mlsdc.runtime.weight_files import LevelWeights
 from mlsdc.targets.nvidia_layout import f8_bytes, packed_bytes, unpack_q4, unpack_q8
 from mlsdc.targets.values import COUNTS, fine_of, whole
@@ -32,7 +32,7 @@ def run_launches(program: CudaProgram, graph: Graph, geometry: KvGeometry) -> It
     None where this knows no layout: pages of a grouped format, whose recent tokens lie elsewhere.
     """
     level = program.level
-    header = {word.name: int(level.buffers.header[word]) for word in Header}
+    header = level.counts()
     program.bring_inputs()
     launches = [bound for bound in program.launches if bound.programs(header)]
     mine: list[Launch] = []
@@ -61,11 +61,16 @@ def pages_of(level: CudaLevel, geometry: KvGeometry) -> KvState:
     return KvState(geometry, data.reshape(level.num_pages, -1))
 
 
+def argument(level: CudaLevel, launch: Launch, *names: str) -> Arg | None:
+    """What a launch gives for the first parameter of one of these names; None if its kernel has none."""
+    abi = level.device.kernel(launch.kernel).info.abi
+    return next((arg for entry, arg in zip(abi, launch.args, strict=False) if entry.split(": ")[0] in names), None)
+
+
 def read_value(level: CudaLevel, graph: Graph, node: Node, launch: Launch) -> Value | None:
     """A copy of what the launch wrote, in the value's logical shape."""
     type_ = node.type
-    abi = [entry.split(": ")[0] for entry in level.device.target.kernels[launch.kernel].abi]
-    arg = next((arg for name, arg in zip(abi, launch.args, strict=False) if name in RESULTS), None)
+    arg = argument(level, launch, *RESULTS)
     if not isinstance(type_, TensorType) or not isinstance(arg, ArenaArg | InputArg):
         return None
     device = level.device

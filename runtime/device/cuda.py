@@ -21,7 +21,7 @@ from mlsdc.runtime.device.cuda_program import CudaProgram, CudaSample, aligned, 
 from mlsdc.runtime.errors import ArtifactError, DeviceError
 from mlsdc.runtime.manifest import KernelInfo, LevelInfo, TargetInfo
 from mlsdc.runtime.program import ArenaArg, Arg, InputArg, Launch, PoolArg, WeightArg
-from mlsdc.runtime.step import INPUTS, Array, Limits
+from mlsdc.runtime.step import INPUTS, Array, Header, Limits
 
 if TYPE_CHECKING:
     from mlsdc.runtime.memory_plan import MemoryPlan
@@ -235,6 +235,10 @@ class CudaLevel(LevelMemory):
         device.use()
         device.driver.cuMemcpyDtoDAsync_v2(
             C.c_uint64(self.pool + target * size), C.c_uint64(self.pool + source * size), C.c_size_t(size), device.stream)
+
+    def counts(self) -> dict[str, int]:
+        """The step's counts by their words of the header."""
+        return {word.name: int(self.buffers.header[word]) for word in Header}
 
     def address(self, launch: Launch, arg: Arg) -> int:
         """Of a pointer argument. Raises ArtifactError."""

@@ -135,14 +135,14 @@ class CudaProgram(BoundProgram):
             if self._epoch == self.device.epoch:
                 self.device.synchronise()
             return self._taps[name].view(tap.dtype).reshape(tap.shape)
-        data = self.device.download(self.level.arena + tap.arena, 4 * int(np.prod(tap.shape)))
+        data = self.device.download(self.level.arena + tap.arena, tap.num_bytes)
         return data.view(tap.dtype).reshape(tap.shape)
 
     def profile(self) -> list[tuple[str, str, float]]:
         """Each launch between two events, for what the step buffers say."""
         self.start()
         self.device.synchronise()
-        return self.timed(self.launches, {word.name: int(self.level.buffers.header[word]) for word in Header})
+        return self.timed(self.launches, self.level.counts())
 
     def timed(self, launches: Iterable[BoundLaunch], header: Mapping[str, int]) -> list[tuple[str, str, float]]:
         """Launches that these counts have programs for, one after the other: (node, kernel, microseconds)."""
@@ -240,7 +240,7 @@ class CudaSample(CudaProgram):
     def start(self) -> None:
         device, buffers = self.device, self.level.buffers
         device.use()
-        header = {word.name: int(buffers.header[word]) for word in Header}
+        header = self.level.counts()
         for name in self._reads:
             for offset, part in self._used(name, header):
                 target = C.c_uint64(self.level.inputs + self.level.places[name] + offset)

@@ -16,7 +16,7 @@ import pytest
 
 from mlsdc.compiler.cli_gpu_check import GpuRig, kernel_numerics
 from mlsdc.compiler.cli_gpu_needle import find_needle
-from mlsdc.compiler.text_parse import parse_graph
+from mlsdc.compiler.view.stages import read_graphs
 from mlsdc.runtime.artifact import Artifact
 from mlsdc.runtime.device import cuda_driver
 from tests.gpu.fake_cuda import FakeCuda, Launched
@@ -44,8 +44,8 @@ def check(path: Path, template: str) -> dict[str, Any]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cuda_driver, "load_library", lambda: fake)
         with GpuRig(path, device="cuda") as rig:
-            text = artifact.path(f"graph/{rig.manifest.target_level.name}.ir").read_text(encoding="utf-8")
-            graph = parse_graph(text.split("\ngraph ")[0])
+            file = f"graph/{rig.manifest.target_level.name}.ir"
+            graph = read_graphs(artifact.path(file).read_text(encoding="utf-8"), file)["forward"]
             notes: list[str] = []
             kernels = [asdict(kernel) | {"passed": kernel.passed} for kernel in kernel_numerics(rig, graph, notes)]
             needle = None if template else find_needle(rig, graph, rig.limits.max_model_len - rig.limits.max_tree_nodes - 1)
