@@ -24,7 +24,8 @@ class Gpu:
 
     @property
     def summary(self) -> str:
-        return f"NVIDIA sm_{self.sm}, Triton: compiled and interpreted here, never run on a card"
+        what = "attention alone compiled here" if self.sm == 120 else "compiled and interpreted here"
+        return f"NVIDIA sm_{self.sm}, Triton: {what}, never run on a card"
 
 
 GPUS = {gpu.name: gpu for gpu in (
@@ -37,7 +38,6 @@ GPUS = {gpu.name: gpu for gpu in (
     Gpu("a10", sm=86, multiprocessors=72, shared_bytes=99 * KIB),
     Gpu("a100", sm=80, multiprocessors=108, shared_bytes=163 * KIB),
 )}
-
 
 
 @dataclass(frozen=True)
