@@ -40,10 +40,16 @@ def kept_texts(args: argparse.Namespace) -> Path:
         if kept:
             print(f"{partial.name} is there: goes on behind {len(kept)} answers", flush=True)
         batches = self_generated(config, data, args.self_generate, args.seed, args.threads, kept)
-        begun = next(batches)  # compiles first: a stop before that leaves what is written
-        with partial.open("w", encoding="utf-8") as file:
-            for batch in chain((begun,), batches):
-                file.writelines(json.dumps({"tokens": list(tokens), "start": start}) + "\n" for tokens, start in batch)
+        there, first = 0, list[list[Text]]()  # lines of whole batches that are written, and the batch behind them
+        for batch in batches:
+            if there + len(batch) > len(kept):
+                first = [batch]
+                break
+            there += len(batch)
+        with partial.open("ab") as file:
+            file.truncate(sum(map(len, partial.read_bytes().splitlines(keepends=True)[:there])))  # a batch that was begun is written anew
+            for batch in chain(first, batches):
+                file.writelines(json.dumps({"tokens": list(tokens), "start": start}).encode() + b"\n" for tokens, start in batch)
                 file.flush()
         os.replace(partial, path)
         return path
