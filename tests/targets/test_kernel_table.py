@@ -10,7 +10,8 @@ import pytest
 from mlsdc.compiler.cli import main
 from mlsdc.compiler.cli_targets_compile import CACHES, MODELS, kernels
 from mlsdc.targets.hardware import GPUS
-from mlsdc.targets.kernel_table import GPU_OF, Line, read_table, summary, write_table
+from mlsdc.targets.kernel_table import GPU_OF, Line, read_table, source_digest, summary, write_table
+from mlsdc.targets.triton_build import render
 
 ARCHITECTURES = (80, 89, 90, 100)
 FORMATS = {cache.replace("/", "_").replace("-", "") for cache in CACHES}
@@ -40,9 +41,10 @@ def test_attention_over_every_cache_is_there(table: list[Line], sm: int, model: 
 
 @pytest.mark.parametrize("sm", ARCHITECTURES)
 @pytest.mark.parametrize("model", MODELS)
-def test_every_kernel_of_a_model_is_there(table: list[Line], sm: int, model: str) -> None:
-    wanted = {spec.key for spec in kernels(model, GPU_OF[sm].name)}
-    assert {line.kernel for line in table if (line.sm, line.model) == (sm, model)} == wanted
+def test_every_kernel_of_a_model_is_there_as_it_is_generated_now(table: list[Line], sm: int, model: str) -> None:
+    """Else `mlsdc targets --compile` is to be run again: what the table says is of another text."""
+    wanted = {spec.key: source_digest(render(spec)) for spec in kernels(model, GPU_OF[sm].name)}
+    assert {line.kernel: line.source for line in table if (line.sm, line.model) == (sm, model)} == wanted
 
 
 def test_a_written_table_is_read_back(tmp_path: Path) -> None:
