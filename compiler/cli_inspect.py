@@ -64,7 +64,9 @@ def summary(artifact: Artifact) -> Iterator[str]:
     for target in manifest.targets:
         checked = Counter(kernel.checked_by for kernel in target.kernels.values())
         what = ", ".join(f"{count} {name}" for name, count in sorted(checked.items()))
-        yield f"target     {target.name} ({target.device}): {len(target.kernels)} kernels ({what}); requires {' '.join(target.requires)}"
+        loose = "" if target.exact else "; not exact: a drafted row's bits may differ from those of the committed one"
+        yield f"target     {target.name} ({target.device}): {len(target.kernels)} kernels ({what}); " \
+              f"requires {' '.join(target.requires)}{loose}"
         for level in manifest.levels:
             for name, program in _programs(artifact, level, target).items():
                 yield f"  program  {level.name}.{name}: {len(program.launches)} launches, {len(program.kernels())} kernels, " \

@@ -107,7 +107,8 @@ def compile_model(config: Config | Mapping[str, Any] | Path | str, output: Path 
                   for target, (programs, _) in zip(targets, emitted, strict=True)]
         check_space(folder.parent, packed + BUILD_BYTES * len(targets))
         check_space(Path(tempfile.gettempdir()), BUILD_BYTES)
-        built = tuple(target.build(kernels, folder) for target, (_, kernels) in zip(targets, emitted, strict=True))
+        built = tuple(replace(target.build(kernels, folder), exact=target.exact)
+                      for target, (_, kernels) in zip(targets, emitted, strict=True))
         files = {target.name: write_programs(folder, target.name, programs) for target, (programs, _) in zip(targets, emitted, strict=True)}
         progress.stage("weights")
         filled = [level for level in module.levels if level.graphs]

@@ -31,13 +31,15 @@ class KernelInfo:
 
 @dataclass(frozen=True)
 class TargetInfo:
-    """Code for one kind of machine. `requires` are CPU features or compute capabilities, named as `mlsdc env` prints them."""
+    """Code for one kind of machine. `requires` are CPU features or compute capabilities, named as `mlsdc env` prints them. `exact`: a row's
+    bits are the same whoever shares its step (law L2)."""
 
     name: str
     device: str
     requires: tuple[str, ...]
     files: tuple[str, ...]
     kernels: Mapping[str, KernelInfo]
+    exact: bool = True
 
 
 @dataclass(frozen=True)
@@ -120,7 +122,7 @@ class Manifest:
                 targets=tuple(
                     TargetInfo(
                         x["name"], x["device"], tuple(x["requires"]), tuple(x["files"]),
-                        {k: KernelInfo(**{**v, "abi": tuple(v["abi"])}) for k, v in x["kernels"].items()})
+                        {k: KernelInfo(**{**v, "abi": tuple(v["abi"])}) for k, v in x["kernels"].items()}, x["exact"])
                     for x in raw["targets"]),
                 plan=Plan(**raw["plan"]),
                 files=raw["files"],

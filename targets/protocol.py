@@ -102,6 +102,7 @@ class Target(ABC):
     name: str
     device: str
     requires: tuple[str, ...]
+    exact: bool = True  # a row's bits are the same whoever shares its step (law L2); a mode that gives it up for speed says so here
 
     @property
     def family(self) -> str:

@@ -54,6 +54,15 @@ def attention(artifact: Artifact) -> KernelInfo:
     return found
 
 
+def test_an_artifact_that_is_not_exact_says_so(tiny_nvrtc: Path, tiny_gpu: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Law L2: a mode that gives up the bits of rows is named."""
+    assert not any(target.exact for target in Artifact.open(tiny_nvrtc).manifest.targets)
+    assert all(target.exact for target in Artifact.open(tiny_gpu).manifest.targets)
+    for path, said in ((tiny_nvrtc, True), (tiny_gpu, False)):
+        assert main(["inspect", str(path)]) == 0
+        assert ("not exact: a drafted row's bits may differ" in capsys.readouterr().out) is said
+
+
 def test_attention_is_the_only_kernel_in_cuda_and_says_what_it_was_checked_by(attention: KernelInfo) -> None:
     assert attention.entry.startswith("attend_split")
     assert attention.checked_by == "emulated"
