@@ -255,18 +255,16 @@ def copy_rate(device: CudaDevice) -> float:
     """Bytes per second of a copy on the card, read and written bytes together."""
     driver = device.driver
     size = min(COPY_BYTES, driver.free_bytes()[0] // 4)
-    source, target = driver.allocate(size), driver.allocate(size)
-    begin, end, ms = C.c_void_p(), C.c_void_p(), C.c_float()
-    for event in (begin, end):
-        driver.cuEventCreate(C.byref(event), 0)
-    for turn in range(2):  # the first warms up
-        driver.cuEventRecord(begin, device.stream)
-        for _ in range(COPIES):
-            driver.cuMemcpyDtoDAsync_v2(C.c_uint64(target), C.c_uint64(source), C.c_size_t(size), device.stream)
-        driver.cuEventRecord(end, device.stream)
-        driver.cuEventSynchronize(end)
-        if turn:
-            driver.cuEventElapsedTime(C.byref(ms), begin, end)
+    source, target, ms = driver.allocate(size), driver.allocate(size), C.c_float()
+    with driver.events() as (begin, end):
+        for turn in range(2):  # the first warms up
+            driver.cuEventRecord(begin, device.stream)
+            for _ in range(COPIES):
+                driver.cuMemcpyDtoDAsync_v2(C.c_uint64(target), C.c_uint64(source), C.c_size_t(size), device.stream)
+            driver.cuEventRecord(end, device.stream)
+            driver.cuEventSynchronize(end)
+            if turn:
+                driver.cuEventElapsedTime(C.byref(ms), begin, end)
     for address in (source, target):
         driver.cuMemFree_v2(C.c_uint64(address))
     return 2 * size * COPIES / (ms.value / 1e3)

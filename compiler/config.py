@@ -275,6 +275,9 @@ def _cascade(raw: Any, where: Where) -> tuple[LevelConfig | MergeConfig, ...]:
         if not re.fullmatch(LEVEL_NAME, level.name):  # it names files of the artifact, and --cascade joins names by + and >
             dataclasses.replace(where, path=f"{path}.name").fail(
                 f"{show(level.name)} is no name of a level; letters, digits, _, - and . are allowed, the first one a letter or a digit")
+        if re.search(r"\.rank\d+$", level.name):  # runtime.artifact.rank_file: another process's share of the level before the dot
+            dataclasses.replace(where, path=f"{path}.name").fail(
+                f"'{level.name}' ends as the file of another rank's weights does; give the level another name")
         if level.name == "grammar":
             dataclasses.replace(where, path=f"{path}.name").fail(
                 "'grammar' is the name of tokens that a grammar forces; give the level another name")

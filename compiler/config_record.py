@@ -11,7 +11,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from mlsdc.compiler.capture.resolve import PACKAGE
+from mlsdc.compiler.capture.resolve import EVERYWHERE
 from mlsdc.compiler.config import Config, parse_config
 from mlsdc.compiler.errors import CompileError
 from mlsdc.runtime.artifact import Artifact
@@ -32,7 +32,7 @@ def config_json(config: Config, label: str) -> str:
 def named(value: Any) -> Any:
     """The same with every path to a file or folder replaced by its last part."""
     if isinstance(value, dict):
-        return {key: Path(part).name if key in PATHS and part and not part.startswith(PACKAGE) else named(part)
+        return {key: Path(part).name if key in PATHS and part and not part.startswith(EVERYWHERE) else named(part)
                 for key, part in value.items()}
     return [named(part) for part in value] if isinstance(value, list | tuple) else value
 
@@ -49,7 +49,7 @@ def read_record(artifact: Artifact, *, model: str | None = None, changes: dict[s
         raise CompileError(f"{where}: missing: the artifact is of an older version; compile it again")
     raw = json.loads(artifact.path(NAME).read_text(encoding="utf-8"))
     label = raw["target"]["model"]
-    if model is None and not label.startswith(PACKAGE):
+    if model is None and not label.startswith(EVERYWHERE):
         raise CompileError(f"{where}: the model was the file or folder '{label}': say where it lies with --model PATH")
     raw["target"] |= {"model": model or label, **(changes or {})}
     if not cascade:

@@ -46,7 +46,6 @@ from mlsdc.runtime.program import ProgramSpec
 from mlsdc.runtime.step import Limits
 from mlsdc.targets import ALIASES, TARGETS, make_target, target_names
 from mlsdc.targets.kv_support import refused_geometry
-from mlsdc.targets.nvrtc_build import choose_nvrtc
 
 if TYPE_CHECKING:
     from mlsdc.compiler.capture.torch_export import Captured
@@ -180,10 +179,10 @@ def choose_targets(config: Config, limits: Limits) -> tuple[Target, ...]:
         if not entry.artifact:
             config.fail("hardware", f"'{name}' has no kernels for a whole model yet ({entry.summary}); {', '.join(able)} have")
     targets = tuple(make_target(name, limits, config.target.exact) for name in target_names(config.hardware))
-    if config.kernels.attention == "nvrtc":
+    if config.kernels.attention != "triton":
         for target in targets:
-            if why := choose_nvrtc(target):
-                config.fail("kernels.attention", f"nvrtc: {why}")
+            if why := target.choose_attention(config.kernels.attention):
+                config.fail("kernels.attention", f"{config.kernels.attention}: {why}")
     return targets
 
 

@@ -23,28 +23,29 @@ ALIASES = {"cpu": NATIVE}
 
 @dataclass(frozen=True)
 class TargetEntry:
-    """`where` is `module:factory`, called as factory(name, limits), for GPUs as factory(name, limits, exact) too. `artifact`: whole
-    programs compile for it, not only some kernels."""
+    """`where` is `module:factory`, called as factory(name, limits), and as factory(name, limits, exact) where there is a mode that gives up
+    law L2 for speed (`fast`). `artifact`: whole programs compile for it, not only some kernels."""
 
     where: str
     extra: str
     summary: str
     artifact: bool = True
+    fast: bool = False
 
 
 TARGETS: dict[str, TargetEntry] = {
     NATIVE: TargetEntry("mlsdc.targets.cpu:cpu_target", "compile", "the best of the CPU targets that this machine runs"),
     **{name: TargetEntry("mlsdc.targets.cpu:cpu_target", "compile", isa.summary) for name, isa in ISAS.items()},
-    **{name: TargetEntry("mlsdc.targets.nvidia:NvidiaTarget", "nvidia", gpu.summary) for name, gpu in GPUS.items()},
-    **{name: TargetEntry("mlsdc.targets.amd:AmdTarget", "nvidia", gpu.summary) for name, gpu in AMD_GPUS.items()},
+    **{name: TargetEntry("mlsdc.targets.nvidia:NvidiaTarget", "nvidia", gpu.summary, fast=True) for name, gpu in GPUS.items()},
+    **{name: TargetEntry("mlsdc.targets.amd:AmdTarget", "nvidia", gpu.summary, fast=True) for name, gpu in AMD_GPUS.items()},
 }
 
 
 def make_target(name: str, limits: Limits, exact: bool = True) -> Target:
-    """The target called `name`, for programs of these limits; CPUs are always `exact`. Raises CompileError if `cpu-native` fits nothing,
-    KeyError for no name."""
+    """The target called `name`, for programs of these limits; one without a fast mode (CPUs) is `exact` whatever is asked for. Raises
+    CompileError if `cpu-native` fits nothing, KeyError for no name."""
     module, _, factory = TARGETS[name].where.partition(":")
-    more = () if exact or TARGETS[name].extra == "compile" else (exact,)
+    more = (exact,) if TARGETS[name].fast else ()
     target: Target = getattr(importlib.import_module(module), factory)(native_target() if name == NATIVE else name, limits, *more)
     return target
 

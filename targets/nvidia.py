@@ -48,7 +48,7 @@ class NvidiaTarget(Target):
 
     device = "cuda"
     family = "gpu"  # AMD's, too
-    attention = "triton"  # or "nvrtc": which compiler's kernels do attention (nvrtc_build.choose_nvrtc)
+    attention = "triton"  # or "nvrtc": which compiler's kernels do attention
 
     def __init__(self, name: str, limits: Limits, exact: bool = True) -> None:
         self.name = name
@@ -66,6 +66,14 @@ class NvidiaTarget(Target):
         from mlsdc.targets.nvidia_kv import prologue
 
         return prologue(graph, self.limits)
+
+    def choose_attention(self, compiler: str) -> str | None:
+        from mlsdc.targets.nvrtc_build import refused
+
+        if compiler == "nvrtc" and (why := refused(self)):
+            return why
+        self.attention = compiler
+        return None
 
     def commit(self, geometry: KvGeometry) -> Lowering:
         from mlsdc.targets.nvidia_kv import commit_lowering

@@ -38,15 +38,18 @@ OPTIONS = (f"--gpu-architecture=sm_{SM}a", "--std=c++17", "--fmad=false", "--ptx
 EMULATED = "6fc07261cd7e69ec0629dd16b1839d20b55d1a6249d720d7dbe2699e9f050cb0"
 
 
-def choose_nvrtc(target: Target) -> str | None:
-    """Let a target's attention be CUDA C++, or say why not."""
+def refused(target: Target) -> str | None:
+    """Why a target's attention cannot be CUDA C++; None if it can. Raises CompileError where NVRTC is not installed."""
     if target.requires != (f"sm_{SM}",) or target.device != "cuda":
-        return f"is for h100 and h200 (sm_{SM}), '{target.name}' is {', '.join(target.requires)}"
-    if getattr(target, "exact", True):
+        return wrong_machine(target)
+    if target.exact:
         return "adds up a drafted row's ancestors in the order of the tree's slots; write target: {exact: false} beside it"
     library()
-    target.attention = "nvrtc"  # type: ignore[attr-defined]
     return None
+
+
+def wrong_machine(target: Target) -> str:
+    return f"is for h100 and h200 (sm_{SM}), '{target.name}' is {', '.join(target.requires)}"
 
 
 def is_cuda(spec: KernelSpec) -> bool:

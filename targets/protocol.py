@@ -117,6 +117,12 @@ class Target(ABC):
     def prologue(self, graph: Graph) -> Sequence[Lowering]:
         """Launches that run once before the graph's nodes (attention work items); their temps live as long as the program."""
 
+    def choose_attention(self, compiler: str) -> str | None:
+        """Let another compiler's kernels (`nvrtc`) do attention, or say why not: here, that the machine is another one."""
+        from mlsdc.targets.nvrtc_build import wrong_machine
+
+        return wrong_machine(self)
+
     def commit(self, geometry: KvGeometry) -> Lowering:
         """The launch that copies `commit_src` token slots to `commit_dst` in the page pool. Raises CompileError where there is none yet."""
         raise CompileError(f"target {self.name} has no commit kernel yet")

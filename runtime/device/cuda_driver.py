@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import ctypes as C
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from mlsdc.runtime.errors import DeviceError
@@ -117,6 +118,20 @@ class Driver:
         pointer = C.c_uint64()
         self.cuMemAlloc_v2(C.byref(pointer), C.c_size_t(max(1, num_bytes)))
         return pointer.value
+
+    @contextmanager
+    def events(self) -> Iterator[tuple[C.c_void_p, C.c_void_p]]:
+        """Two events of the current context, for the time between them; destroyed at the end."""
+        made: list[C.c_void_p] = []
+        try:
+            for _ in range(2):
+                event = C.c_void_p()
+                self.cuEventCreate(C.byref(event), 0)
+                made.append(event)
+            yield made[0], made[1]
+        finally:
+            for event in made:
+                self.cuEventDestroy_v2(event)
 
     def _refusal(self, code: int) -> str:
         if code == NO_DEVICE:

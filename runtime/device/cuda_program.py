@@ -146,21 +146,18 @@ class CudaProgram(BoundProgram):
 
     def timed(self, launches: Iterable[BoundLaunch], header: Mapping[str, int]) -> list[tuple[str, str, float]]:
         """Launches that these counts have programs for, one after the other: (node, kernel, microseconds)."""
-        driver, stream = self.device.driver, self.device.stream
-        begin, end = C.c_void_p(), C.c_void_p()
-        for event in (begin, end):
-            driver.cuEventCreate(C.byref(event), 0)
+        driver, stream, ms = self.device.driver, self.device.stream, C.c_float()
         times = []
-        for bound in launches:
-            if not bound.programs(header):
-                continue
-            driver.cuEventRecord(begin, stream)
-            bound.enqueue(self.device, header)
-            driver.cuEventRecord(end, stream)
-            driver.cuEventSynchronize(end)
-            ms = C.c_float()
-            driver.cuEventElapsedTime(C.byref(ms), begin, end)
-            times.append((bound.launch.node, bound.launch.kernel, ms.value * 1e3))
+        with driver.events() as (begin, end):
+            for bound in launches:
+                if not bound.programs(header):
+                    continue
+                driver.cuEventRecord(begin, stream)
+                bound.enqueue(self.device, header)
+                driver.cuEventRecord(end, stream)
+                driver.cuEventSynchronize(end)
+                driver.cuEventElapsedTime(C.byref(ms), begin, end)
+                times.append((bound.launch.node, bound.launch.kernel, ms.value * 1e3))
         return times
 
     def bring_inputs(self) -> None:

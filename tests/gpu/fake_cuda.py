@@ -274,8 +274,11 @@ class FakeCuda:
         put(event, self._handle("event"))
         return 0
 
+    def cuEventDestroy_v2(self, event: Any) -> int:
+        return 0 if self.handles.pop(number(event), None) == "event" else INVALID_VALUE
+
     def cuEventRecord(self, event: Any, stream: Any) -> int:
-        return 0
+        return 0 if self.handles.get(number(event)) == "event" else INVALID_VALUE
 
     def cuEventSynchronize(self, event: Any) -> int:
         return self.cuStreamSynchronize(None)

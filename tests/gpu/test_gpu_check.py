@@ -50,9 +50,11 @@ def test_every_kernel_of_a_step_and_three_steps_are_timed(tiny_gpu: Path, capsys
     assert [needle["passed"] for needle in found["needles"]] == [False]
 
 
-def test_a_check_leaves_no_memory_behind(tiny_gpu: Path, fake: FakeCuda) -> None:
+def test_a_check_leaves_no_memory_and_no_events_behind(tiny_gpu: Path, fake: FakeCuda) -> None:
     assert main(["bench", "gpu-check", str(tiny_gpu)]) == 1
     assert not fake.memory
+    assert "cuEventRecord" in fake.calls
+    assert "event" not in [thing for thing in fake.handles.values() if isinstance(thing, str)]
 
 
 def test_a_machine_without_a_gpu_is_told(tiny_gpu: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

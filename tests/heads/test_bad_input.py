@@ -99,6 +99,7 @@ def test_two_levels_of_one_name(tmp_path: Path, tiny_model: Path) -> None:
     ([{"kind": "eagle", "heads": "x", "max_nodes": 64}], "cascade[0].max_nodes: 64 is out of range; 1 to 63 is allowed"),
     ("ngram", "cascade: expected a list of levels"),
     ([{"kind": "ngram", "name": "grammar"}], "cascade[0].name: 'grammar' is the name of tokens that a grammar forces"),
+    ([{"kind": "ngram", "name": "target.rank1"}], "cascade[0].name: 'target.rank1' ends as the file of another rank's weights does"),
     *(([{"kind": "ngram", "name": name}], "is no name of a level; letters, digits, _, - and . are allowed")
       for name in ("../../x", "a/b", "a+b", "a>b", "a\nb", "", ".x", "é")),
 ])

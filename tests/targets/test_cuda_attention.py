@@ -59,7 +59,7 @@ def rng(seed: int) -> np.random.Generator:
 
 def target(limits: Limits, gpu: str = "h100") -> NvidiaTarget:
     chosen = NvidiaTarget(gpu, limits, exact=False)
-    assert nvrtc_build.choose_nvrtc(chosen) is None
+    assert chosen.choose_attention("nvrtc") is None
     return chosen
 
 
@@ -271,8 +271,10 @@ def test_what_it_does_not_do_is_declined_by_name(shape: Shape, why: str) -> None
 
 
 def test_other_architectures_and_exact_rows_are_refused() -> None:
-    assert nvrtc_build.choose_nvrtc(NvidiaTarget("a100", SERVING, exact=False)) == "is for h100 and h200 (sm_90), 'a100' is sm_80"
-    why = nvrtc_build.choose_nvrtc(NvidiaTarget("h100", SERVING))
+    other = NvidiaTarget("a100", SERVING, exact=False)
+    assert other.choose_attention("nvrtc") == "is for h100 and h200 (sm_90), 'a100' is sm_80"
+    assert other.attention == "triton"
+    why = NvidiaTarget("h100", SERVING).choose_attention("nvrtc")
     assert why is not None
     assert "write target: {exact: false}" in why
 
