@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,13 +31,23 @@ class Batch:
     """Padded sequences: tokens i64[b, n], hidden f32[b, n, taps * hidden], labels i64[b, n].
 
     `labels[t]` is the draft id of token t, -1 where it is padding, not to be learned from, or outside of the draft vocabulary;
-    `counted[t]` says that token t is a text to be guessed, whether the draft vocabulary has it or not.
+    `counted[t]` says that token t is a text to be guessed, whether the draft vocabulary has it or not. `last` f32[b, n, hidden] is the
+    target's residual stream after all layers, where a head learns from the target's own distributions.
     """
 
     tokens: Tensor
     hidden: Tensor
     labels: Tensor
     counted: Tensor
+    last: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Taught:
+    """The target's log probabilities f32[m, draft_vocab] of m tokens, given the text before; token t of row b is number place[b, t]."""
+
+    logp: Tensor
+    place: Tensor
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -62,6 +73,7 @@ class Head(nn.Module, ABC):
 
     config: EagleConfig | MedusaConfig
     frozen: Frozen
+    soft: float = 0.0  # share of the loss that compares distributions with the target's, instead of first guesses with its text
 
     def make(self, shapes: dict[str, tuple[int, ...]], zero: tuple[str, ...], seed: int) -> None:
         generator = torch.Generator().manual_seed(seed)
@@ -78,6 +90,12 @@ class Head(nn.Module, ABC):
         value: Tensor = getattr(self, name.replace(".", "__"))
         return value
 
+    def begin_with(self, tensors: Mapping[str, Tensor]) -> None:
+        """Go on from finished weights, by canonical name."""
+        with torch.no_grad():
+            for name, value in tensors.items():
+                self.p(name).copy_(value)
+
     def tensors(self) -> dict[str, Tensor]:
         return {name.replace("__", "."): value.detach() for name, value in self.named_parameters()}
 
@@ -85,16 +103,22 @@ class Head(nn.Module, ABC):
     def losses(self, batch: Batch) -> tuple[Tensor, list[tuple[int, int]]]:
         """The loss, and per depth (right, counted): how often the first guess was the text."""
 
-    def guessed(self, logits: Tensor, batch: Batch, shift: int) -> tuple[Tensor, tuple[int, int]]:
-        """Cross entropy of logits[b, m, draft_vocab], whose entry t guesses token t + shift; and (right, counted)."""
-        length = logits.shape[1]
-        labels = batch.labels[:, shift : shift + length].reshape(-1)
-        counted = batch.counted[:, shift : shift + length].reshape(-1)
-        known = labels >= 0
-        flat = logits.reshape(-1, logits.shape[-1])
-        loss = F.cross_entropy(flat.float()[known], labels[known]) if bool(known.any()) else flat.float().sum() * 0.0
-        right = int(((flat.argmax(-1) == labels) & known).sum())
-        return loss, (right, int(counted.sum()))
+    def taught(self, batch: Batch) -> Taught | None:
+        """What the target itself thought of the tokens to be learned from; None if nothing is learned from that."""
+        if batch.last is None or not self.training or self.soft == 0:
+            return None
+        known = batch.labels >= 0
+        known[:, 0] = False  # nothing stands before it
+        with torch.no_grad():
+            rows = rms_norm(batch.last[:, :-1][known[:, 1:]], self.frozen.norm, self.config.eps)
+            return Taught(torch.log_softmax((rows @ self.frozen.head.T).float(), -1), known.flatten().cumsum(0).view(known.shape) - 1)
+
+    def cross_entropy(self, logits: Tensor, labels: Tensor, taught: Tensor | None) -> Tensor:
+        """Mean over rows of logits against labels i64[m] and, as far as `soft` says, against the target's log probabilities `taught`."""
+        hard = F.cross_entropy(logits, labels)
+        if taught is None:
+            return hard
+        return (1 - self.soft) * hard - self.soft * (taught.exp() * torch.log_softmax(logits, -1)).sum(-1).mean()
 
 
 class EagleHead(Head):
@@ -163,16 +187,17 @@ class EagleHead(Head):
         values: list[Tensor] = []
         total = torch.zeros(())
         counts: list[tuple[int, int]] = []
+        taught = self.taught(batch)
         for depth in range(self.unroll):
             out = self.step(hidden, embed, keys, values, table)
             valid = slice(depth, rows - 1)  # rows before `depth` have no such path; the last row's text is not there
-            loss, count = self.guessed_rows(out[:, valid], batch, valid)
+            loss, count = self.guessed_rows(out[:, valid], batch, valid, taught)
             total = total + self.decay**depth * loss
             counts.append(count)
             hidden = shifted_rows(out, 1)
         return total, counts
 
-    def guessed_rows(self, out: Tensor, batch: Batch, valid: slice) -> tuple[Tensor, tuple[int, int]]:
+    def guessed_rows(self, out: Tensor, batch: Batch, valid: slice, taught: Taught | None) -> tuple[Tensor, tuple[int, int]]:
         """Logits only where there is something to learn: most of a prompt's rows are not."""
         labels, counted = (x[:, 2:][:, valid].reshape(-1) for x in (batch.labels, batch.counted))
         known = labels >= 0
@@ -180,7 +205,8 @@ class EagleHead(Head):
             return out.float().sum() * 0.0, (0, int(counted.sum()))
         logits = self.logits(out.reshape(-1, out.shape[-1])[known]).float()
         right = int((logits.argmax(-1) == labels[known]).sum())
-        return F.cross_entropy(logits, labels[known]), (right, int(counted.sum()))
+        soft = None if taught is None else taught.logp[taught.place[:, 2:][:, valid].reshape(-1)[known]]
+        return self.cross_entropy(logits, labels[known], soft), (right, int(counted.sum()))
 
 
 def shifted(x: Tensor, by: int) -> Tensor:
@@ -230,6 +256,8 @@ class MedusaHead(Head):
         states = self.states(hidden, F.embedding(batch.tokens[at, t + 1], self.frozen.embed))
         total, counts = torch.zeros(()), []
         padded = F.pad(batch.labels, (0, c.num_heads), value=-1)
+        taught = self.taught(batch)
+        places = None if taught is None else F.pad(taught.place, (0, c.num_heads))
         counted = F.pad(batch.counted, (0, c.num_heads))
         for i, state in enumerate(states):
             head = self.p(f"heads.{i}.lm_head") if c.own_head else self.frozen.head
@@ -237,7 +265,8 @@ class MedusaHead(Head):
             known = labels >= 0
             logits = (state[known] @ head.T).float()
             if len(logits):
-                total = total + self.decay**i * F.cross_entropy(logits, labels[known])
+                soft = None if taught is None or places is None else taught.logp[places[at, t + c.first + i][known]]
+                total = total + self.decay**i * self.cross_entropy(logits, labels[known], soft)
             counts.append((int((logits.argmax(-1) == labels[known]).sum()), int(counted[at, t + c.first + i].sum())))
         return total, counts
 

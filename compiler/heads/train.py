@@ -28,7 +28,8 @@ from mlsdc.compiler.heads.modules import Batch, Head, Tensor
 
 @dataclass(frozen=True)
 class TrainOptions:
-    """`batch_tokens` of padded text a batch, `window` batches are kept, each text is streamed `epochs` times."""
+    """`batch_tokens` of padded text a batch, `window` batches are kept, each text is streamed `epochs` times. `soft`: share of the loss
+    that compares distributions with the target's."""
 
     seed: int = 0
     epochs: int = 1
@@ -41,6 +42,7 @@ class TrainOptions:
     eval_every: int = 20
     patience: int = 4
     clip: float = 1.0
+    soft: float = 0.0
 
 
 @dataclass
@@ -74,6 +76,7 @@ class Trainer:
                  options: TrainOptions, checkpoint: Path | None = None, report: Report = lambda _: None, autocast: bool = True) -> None:
         self.head, self.target, self.taps, self.draft, self.options = head, target, taps, draft, options
         self.checkpoint, self.report, self.autocast = checkpoint, report, autocast
+        head.soft = options.soft
         order = list(range(len(samples)))
         random.Random(options.seed).shuffle(order)
         held = min(options.held_out, max(1, len(samples) // 10))
@@ -168,7 +171,11 @@ class Trainer:
             tokens[row, : len(sample.tokens)] = torch.tensor(sample.tokens)
             counted[row, sample.start : len(sample.tokens)] = True
         labels = torch.where(counted, self.draft[tokens], -1)
-        return Batch(tokens, self.target.hidden(tokens, self.taps), labels, counted)
+        if self.options.soft == 0:
+            return Batch(tokens, self.target.hidden(tokens, self.taps), labels, counted)
+        everything = self.target.hidden(tokens, (*self.taps, self.target.layers))
+        width = everything.shape[-1] // (len(self.taps) + 1)
+        return Batch(tokens, everything[..., :-width], labels, counted, everything[..., -width:])
 
     # --- checkpoints ---
 

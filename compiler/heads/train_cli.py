@@ -17,10 +17,12 @@ from typing import TYPE_CHECKING, Any
 from mlsdc.compiler.errors import HeadError
 
 if TYPE_CHECKING:
+    from mlsdc.compiler.heads.checkpoint import HeadFile
     from mlsdc.compiler.heads.frozen import FrozenTarget
+    from mlsdc.compiler.heads.modules import Head
     from mlsdc.compiler.heads.train import Point, Trainer
 
-NOTED = ("seed", "epochs", "window", "replay", "lr", "unroll", "positions", "max_tokens", "batch_tokens")
+NOTED = ("seed", "epochs", "window", "replay", "lr", "unroll", "positions", "soft", "max_tokens", "batch_tokens")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -40,6 +42,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--window", type=int, default=32, metavar="N", help="batches kept in memory")
     group.add_argument("--replay", type=int, default=4, metavar="N", help="optimiser steps for each new batch")
     group.add_argument("--lr", type=float, default=4e-3)
+    group.add_argument("--held-out", type=int, default=48, metavar="N", help="texts that acceptance is measured on; default 48")
+    group.add_argument("--soft", type=float, default=0.0, metavar="X", help="share of the loss that compares distributions with the "
+                       "target's own, instead of first guesses with its text; default 0")
+    group.add_argument("--init", metavar="FILE", help="go on from finished heads of the same shape (as -o, {kind} stands for each); their "
+                       "draft vocabulary stays")
     group.add_argument("--finish", action="store_true", help="train no further: write the best heads of the run's checkpoint")
     group.add_argument("--device", default="cpu", help="of the target: cpu or cuda; the head is trained on the CPU")
 
@@ -59,6 +66,10 @@ def main(args: argparse.Namespace) -> int:
     kinds = tuple(dict.fromkeys(args.kind or ("eagle",)))
     if len(kinds) > 1 and "{kind}" not in args.output:
         raise HeadError(f"-o: '{args.output}' is one file for {' and '.join(kinds)}: put {{kind}} into its name")
+    if args.held_out < 1:
+        raise HeadError(f"--held-out: {args.held_out}, expected at least 1")
+    if not 0 <= args.soft <= 1:
+        raise HeadError(f"--soft: {args.soft:g}, expected a share from 0 to 1")
     if not Path(args.output).parent.is_dir():
         raise HeadError(f"-o: {args.output}: its folder does not exist")
     stopped = signals()
@@ -66,17 +77,22 @@ def main(args: argparse.Namespace) -> int:
     source = load_source(config.target.model, config.folder)
     samples = read_samples([Path(path) for path in args.data], open_tokenizer(source), args.max_tokens)
     target = FrozenTarget(source, torch.bfloat16, args.device)
+    begun = {kind: beginning(args.init, kind) for kind in kinds} if args.init else {}
     ids = frequent(samples, args.draft_vocab, source.vocab_size)
+    if begun:
+        ids = begun[kinds[0]].d2t.tolist()
     draft = torch.full((int(target.embed.shape[0]),), -1)
     draft[torch.tensor(ids)] = torch.arange(len(ids))
     options = TrainOptions(seed=args.seed, epochs=args.epochs, batch_tokens=args.batch_tokens, window=args.window, replay=args.replay,
-                           lr=args.lr)
+                           lr=args.lr, soft=args.soft, held_out=args.held_out)
     print(f"{len(samples)} texts, {sum(len(s.tokens) - s.start for s in samples)} tokens to guess, draft vocabulary {len(ids)}", flush=True)
     trainers, outputs = [], []
     for kind in kinds:
         head_config = make_config(args, kind, target, len(ids))
         extra = {"unroll": args.unroll} if kind == "eagle" else {"share": args.positions}
         head = make_head(head_config, target.lend(torch.tensor(ids)), seed=args.seed, **extra)
+        if kind in begun:
+            go_on(head, begun[kind], ids)
         outputs.append(Path(args.output.replace("{kind}", kind)))
         checkpoint = outputs[-1].with_suffix(".checkpoint")
         trainer = Trainer(head, target, head_config.taps, samples, draft, options, checkpoint, partial(tell, kind))
@@ -84,6 +100,8 @@ def main(args: argparse.Namespace) -> int:
         if trainer.resume(window=not args.finish):
             print(f"{kind}: resumed at batch {trainer.streamed} of {len(trainer.plan)}", flush=True)
         trainers.append(trainer)
+    if len({trainer.taps for trainer in trainers}) > 1:
+        raise HeadError("--kind: heads that read different layers cannot learn from one pass; train them one after the other")
     if args.finish and not all(trainer.best for trainer in trainers):
         raise HeadError("--finish: there is no checkpoint with measured heads yet; train on")
     if not args.finish and not run(trainers, stopped):
@@ -92,6 +110,26 @@ def main(args: argparse.Namespace) -> int:
     for output, trainer in zip(outputs, trainers, strict=True):
         write(args, output, trainer, ids)
     return 0
+
+
+def beginning(path: str, kind: str) -> HeadFile:
+    """The finished heads that `--init` names. Raises HeadError."""
+    from mlsdc.compiler.heads.checkpoint import read_own
+
+    return read_own(Path(path.replace("{kind}", kind)))
+
+
+def go_on(head: Head, file: HeadFile, ids: list[int]) -> None:
+    """Give a head the weights of finished ones. Raises HeadError for those of another shape."""
+    import torch
+
+    wanted, found = asdict(head.config), asdict(file.config)
+    for key in ("kind", *wanted):
+        if found.get(key) != wanted[key]:
+            raise HeadError(f"--init: {file.label}: {key} is {found.get(key)}, this run's is {wanted[key]}")
+    if file.d2t.tolist() != ids:
+        raise HeadError(f"--init: {file.label}: its draft vocabulary is not that of the other heads")
+    head.begin_with({name: torch.from_numpy(file.read(name)) for name in file.names()})
 
 
 def write(args: argparse.Namespace, output: Path, trainer: Trainer, ids: list[int]) -> None:
@@ -103,6 +141,8 @@ def write(args: argparse.Namespace, output: Path, trainer: Trainer, ids: list[in
     notes = {
         "data": ", ".join(Path(path).name for path in args.data), "batches": f"{trainer.streamed} of {len(trainer.plan)}",
         "tokens": str(trainer.tokens), "acceptance": json.dumps(best.acceptance), **{name: str(getattr(args, name)) for name in NOTED}}
+    if args.init:
+        notes["init"] = Path(args.init).name
     write_own(output, trainer.head.config, {name: value.numpy() for name, value in trainer.best.items()}, np.array(ids, np.int32), notes)
     curve = output.with_suffix(".curve.json")
     curve.write_text(json.dumps([asdict(point) for point in trainer.curve], indent=1) + "\n")

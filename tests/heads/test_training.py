@@ -5,16 +5,20 @@ from __future__ import annotations
 import gzip
 import json
 import random
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from mlsdc.compiler.errors import HeadError
+from mlsdc.compiler.heads.checkpoint import HeadFile, read_own, write_own
 from mlsdc.compiler.heads.config import EagleConfig, HeadConfig, MedusaConfig
 from mlsdc.compiler.heads.data import Sample, read_prompts, read_samples
 from mlsdc.compiler.heads.modules import EagleHead, Frozen, MedusaHead, make_head
 from mlsdc.compiler.heads.train import Trainer, TrainOptions, batches, run
+from mlsdc.compiler.heads.train_cli import go_on
 from mlsdc.runtime.tokenizer import Tokenizer
 
 HIDDEN, VOCAB = 32, 48
@@ -32,6 +36,7 @@ class FakeTarget:
         self.embed = torch.randn(VOCAB, HIDDEN, generator=g)
         self.frozen = Frozen(self.embed, torch.randn(VOCAB, HIDDEN, generator=g), torch.ones(HIDDEN))
         self.calls = 0
+        self.layers = 4
 
     def hidden(self, tokens: torch.Tensor, taps: tuple[int, ...]) -> torch.Tensor:
         self.calls += 1
@@ -51,12 +56,12 @@ def samples(count: int = 40) -> list[Sample]:
     return made
 
 
-def trainer(config: HeadConfig, checkpoint: Path | None = None, **changed: int) -> Trainer:
+def trainer(config: HeadConfig, checkpoint: Path | None = None, **changed: float) -> Trainer:
     torch.set_num_threads(1)
     target = FakeTarget()
     options = {"share": 0.5} if isinstance(config, MedusaConfig) else {"unroll": 2}
     head = make_head(config, target.frozen, seed=2, **options)
-    settings = TrainOptions(**{**OPTIONS.__dict__, **changed})
+    settings = TrainOptions(**{**OPTIONS.__dict__, **changed})  # type: ignore[arg-type]
     return Trainer(head, target, config.taps, samples(), torch.arange(VOCAB), settings, checkpoint, autocast=False)  # type: ignore[arg-type]
 
 
@@ -81,6 +86,54 @@ def test_acceptance_grows(config: HeadConfig) -> None:
     run([made])
     assert made.curve[-1].acceptance[0] > 0.3 > made.curve[0].acceptance[0] + 0.1
     assert made.best_length == max(point.length for point in made.curve)
+
+
+@pytest.mark.parametrize("config", [EAGLE, EAGLE3, MEDUSA], ids=["eagle", "eagle3", "medusa"])
+def test_what_the_target_thought_of_a_token_stands_before_it(config: HeadConfig) -> None:
+    """The soft part of the loss by hand: of each token guessed, what the target's last hidden state of the token before says."""
+    made = trainer(config, soft=1.0)
+    batch = made.load(made.train[:5])
+    assert batch.last is not None
+    assert torch.equal(batch.hidden, trainer(config).load(made.train[:5]).hidden)
+    seen: list[tuple[torch.Tensor, torch.Tensor]] = []
+    made.head.cross_entropy = lambda logits, labels, taught: seen.append((labels, taught)) or logits.sum()  # type: ignore[assignment, func-returns-value]
+    head = made.head.train()
+    if isinstance(head, MedusaHead):
+        head.share = 1.0
+    head.losses(batch)
+    first = 2 if not isinstance(config, MedusaConfig) else config.first
+    for depth, (labels, taught) in enumerate(seen):
+        wanted = []
+        rows, length = batch.tokens.shape
+        for row in range(rows):
+            for at in range(first + depth, length):
+                start = at - depth if isinstance(config, MedusaConfig) else at
+                if batch.labels[row, at] >= 0 and batch.counted[row, start]:
+                    x = batch.last[row, at - 1].float()
+                    x = x * torch.rsqrt(x.pow(2).mean() + 1e-6) * made.head.frozen.norm
+                    wanted.append((batch.labels[row, at], torch.log_softmax(x @ made.head.frozen.head.T, -1)))
+        assert torch.equal(labels, torch.stack([label for label, _ in wanted]))
+        assert torch.allclose(taught, torch.stack([logp for _, logp in wanted]), atol=1e-4)
+
+
+def test_the_soft_loss_is_least_where_the_head_thinks_like_the_target() -> None:
+    head = MedusaHead(MEDUSA, FakeTarget().frozen)
+    head.soft = 1.0
+    taught = torch.log_softmax(torch.randn(6, VOCAB, generator=torch.Generator().manual_seed(5)), -1)
+    labels = torch.zeros(6, dtype=torch.int64)
+    entropy = -(taught.exp() * taught).sum(-1).mean()
+    assert torch.allclose(head.cross_entropy(taught, labels, taught), entropy, atol=1e-5)
+    assert head.cross_entropy(taught + torch.linspace(0, 1, VOCAB), labels, taught) > entropy + 0.01
+    head.soft = 0.25
+    half = head.cross_entropy(taught, labels, taught)
+    assert torch.allclose(half, 0.75 * torch.nn.functional.cross_entropy(taught, labels) + 0.25 * entropy, atol=1e-5)
+
+
+def test_acceptance_is_measured_against_the_text_alone() -> None:
+    soft, hard = trainer(EAGLE, soft=1.0), trainer(EAGLE)
+    soft.measure()
+    hard.measure()
+    assert soft.curve[0].acceptance == hard.curve[0].acceptance
 
 
 def test_each_batch_passes_the_target_once_for_all_heads() -> None:
@@ -178,3 +231,28 @@ def test_data_that_is_none_is_one_line(tmp_path: Path, text: str, message: str) 
     (tmp_path / "a.jsonl").write_text(text)
     with pytest.raises(HeadError, match=message):
         read_samples([tmp_path / "a.jsonl"], byte_tokenizer(), 100)
+
+
+def finished(folder: Path, config: HeadConfig) -> HeadFile:
+    """A file of heads with random weights."""
+    tensors = {name: np.random.default_rng(len(name)).standard_normal(shape) for name, shape in config.shapes().items()}
+    write_own(folder / "h.safetensors", config, tensors, np.arange(VOCAB), {})
+    return read_own(folder / "h.safetensors")
+
+
+@pytest.mark.parametrize("config", [EAGLE, EAGLE3, MEDUSA], ids=["eagle", "eagle3", "medusa"])
+def test_a_run_begins_with_the_weights_of_finished_heads(tmp_path: Path, config: HeadConfig) -> None:
+    file, made = finished(tmp_path, config), trainer(config)
+    go_on(made.head, file, list(range(VOCAB)))
+    for name, value in made.head.tensors().items():
+        assert np.array_equal(value.numpy(), file.read(name)), name
+
+
+def test_heads_of_another_shape_or_vocabulary_are_nothing_to_begin_with(tmp_path: Path) -> None:
+    file = finished(tmp_path, EAGLE)
+    with pytest.raises(HeadError, match="--init: h.safetensors: intermediate_size is 64, this run's is 128"):
+        go_on(trainer(replace(EAGLE, intermediate_size=128)).head, file, list(range(VOCAB)))
+    with pytest.raises(HeadError, match="--init: h.safetensors: kind is eagle, this run's is medusa"):
+        go_on(trainer(MEDUSA).head, file, list(range(VOCAB)))
+    with pytest.raises(HeadError, match="--init: h.safetensors: its draft vocabulary is not that of the other heads"):
+        go_on(trainer(EAGLE).head, file, list(range(1, VOCAB + 1)))
