@@ -1,7 +1,8 @@
 """`mlsdc tune`: what a step costs on this machine, what the target accepts of its levels' drafts on given prompts, and the plan from it.
 
-Survival is counted in runs that verify everything that is proposed. On the recorded steps every way to draft is played out with the
-measured times; some of them are then run, so that predictions stand beside measurements.
+Every position of the prompts' texts is recorded with what the levels propose there. On these texts every way to draft is played out with
+measured times (replayed.py); some are then run. Plans and the steps that their predictions are priced with are run in turn, prompt by
+prompt and round by round, for a machine is faster in some minutes than in others.
 """
 
 from __future__ import annotations
@@ -9,48 +10,57 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from math import exp
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
-from typing import Any
+
+import numpy as np
 
 from mlsdc.runtime.bench.prompts import BenchPrompt
+from mlsdc.runtime.bench.replayed import (
+    CHOSEN,
+    FIXED,
+    OFF,
+    DraftCost,
+    Recorded,
+    SendBest,
+    Texts,
+    Times,
+    knowing,
+    marginal,
+    played_out,
+    sibling_ranks,
+    survival,
+)
 from mlsdc.runtime.bench.rig import Rig
-from mlsdc.runtime.bench.spec import PLAIN, Side, run
+from mlsdc.runtime.bench.spec import PLAIN, Side, Swap, run
 from mlsdc.runtime.bench.spread import interleave
 from mlsdc.runtime.controller import Controller, Drafter, Proposal
-from mlsdc.runtime.costs import Costs, CostTable
+from mlsdc.runtime.costs import CostTable
 from mlsdc.runtime.engine import Engine
 from mlsdc.runtime.errors import MlsdcError
-from mlsdc.runtime.plan_file import PlanFile, PlanSpeed, Rate, machine_key
-from mlsdc.runtime.tree import Tree
+from mlsdc.runtime.levels.base import LevelState
+from mlsdc.runtime.native_controller import NativeController
+from mlsdc.runtime.plan_file import PlanFile, machine_key
+from mlsdc.runtime.sampling_params import Speculation
+from mlsdc.runtime.tree import EMPTY, Tree
 
 ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 16, 17, 24, 32)
 CONTEXTS = (128, 768)
-FIXED = (2, 4, 8, 16)  # sizes of trees that are played out, and run, beside the chosen plan
-PAYS = 1.05
-RANKS = 6
+SWEPT = (0, 2, 4, 8, 16, 1, 3, 6, 12)  # nodes of a sweep's steps, in turn
+FEWEST = 4  # steps of a size whose median is taken
+ASKED_AGAIN = 8  # one of so many drafts is timed at other sizes, too
+CHECK_ROUNDS = 3
+FOLLOWING = 64  # tokens of a text that are kept behind a position
 
 
-@dataclass(frozen=True)
-class Recorded:
-    """A step of a run that verified everything: the request, its tree, the context, and the tokens that came."""
-
-    request: int
-    tree: Tree
-    context: int
-    committed: tuple[int, ...]
-    sampled: bool
-
-
-class SendAll(Controller):
-    """Verifies everything, and keeps what came of it."""
+class Listener(Controller):
+    """Has everything proposed and sends nothing, so that every position is seen."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.recorded: list[Recorded] = []
-        self.context = 0
+        self.seen: list[tuple[Tree, int]] = []  # trees and contexts
 
     def room(self, rows: int, sequences: int, context: int) -> int:
         return 64
@@ -59,42 +69,45 @@ class SendAll(Controller):
         return budget
 
     def choose(self, proposals: Sequence[Proposal], rows: int, sequences: int, context: int, draft_s: float) -> list[Tree]:
-        self.context = context
-        return [proposal.tree for proposal in proposals]
-
-    def learn(self, proposal: Proposal, committed: Sequence[int]) -> None:
-        self.recorded.append(Recorded(proposal.drafter.id, proposal.tree, self.context, tuple(committed), proposal.sampled))
+        self.seen += [(proposal.tree, context) for proposal in proposals]
+        return [EMPTY for _ in proposals]
 
 
-class SendBest(Controller):
-    """Always the likeliest `nodes` nodes."""
+class Sweep(SendBest):
+    """Sends trees of all sizes in turn, and times whole steps but for asking and choosing, which it times, too."""
 
-    def __init__(self, nodes: int) -> None:
-        super().__init__()
-        self.nodes = nodes
+    def __init__(self) -> None:
+        super().__init__(0)
+        self.asking: list[float] = []  # seconds of each time that the levels were asked since the last step, as `timed` measures it
+        self.steps: list[tuple[int, int, float]] = []  # rows, context, seconds
+        self.choosing: list[float] = []
+        self._turn = 0
+        self._last: float | None = None
+        self._chosen_s = 0.0
 
-    def room(self, rows: int, sequences: int, context: int) -> int:
-        return 64
+    def begin(self) -> None:
+        """Another text: what lies between is no step."""
+        self._last = None
+        self.asking.clear()
 
     def wish(self, drafter: Drafter, budget: int) -> int:
-        return min(budget, self.nodes)
+        return budget
 
     def choose(self, proposals: Sequence[Proposal], rows: int, sequences: int, context: int, draft_s: float) -> list[Tree]:
-        return [likeliest(proposal.tree, self.chances(proposal), self.nodes) for proposal in proposals]
+        start = time.perf_counter()
+        self.nodes = SWEPT[self._turn % len(SWEPT)]
+        self._turn += 1
+        kept = super().choose(proposals, rows, sequences, context, draft_s)
+        self._chosen_s = time.perf_counter() - start
+        self.choosing.append(self._chosen_s)
+        return kept
 
-
-class Measured(Costs):
-    """Times that were measured and are not corrected."""
-
-    def learn(self, rows: int, context: int, seconds: float, *, drafted: bool = False) -> None:
-        pass
-
-    def stale(self, rows: int) -> bool:
-        return False
-
-
-def likeliest(tree: Tree, chances: Sequence[float], nodes: int) -> Tree:
-    return tree.select(sorted(range(len(tree)), key=lambda node: (-chances[node], node))[:nodes])
+    def step(self, rows: int, context: int, seconds: float, nodes: int = 0) -> None:
+        now = time.perf_counter()
+        if self._last is not None:
+            self.steps.append((rows, context, now - self._last - self._chosen_s - sum(self.asking)))
+        self._last = now
+        self.asking.clear()
 
 
 def tune(path: Path, prompts: Sequence[BenchPrompt], *, threads: int | None = None, device: str = "auto", max_tokens: int = 64,
@@ -109,31 +122,161 @@ def tune(path: Path, prompts: Sequence[BenchPrompt], *, threads: int | None = No
             raise MlsdcError(f"{path}: has no drafting level: there is nothing to tune")
         engine.drafting.take(None, "tuning")  # every level, whatever an earlier plan has left out
         names = [level.name for level in engine.manifest.levels]
+        levels = names[: len(engine.drafting.levels)]
         say("drafts on the prompts")
-        draft_s = timed_levels(engine)
-        recorder = SendAll()
-        engine.drafting.controller = recorder
-        plain = Side()
-        for i, prompt in enumerate(prompts):
-            run(engine, [prompt.prompt], PLAIN, max_tokens, 0.0, 0, plain)
-            run(engine, [prompt.prompt], None, max_tokens, 0.0, 0, Side())
-            if i % 2:
-                run(engine, [prompt.prompt], None, max_tokens, 0.7, i, Side())
-        steps = recorder.recorded
-        if not steps:
-            raise MlsdcError(f"{path}: no draft was verified on these prompts: give longer ones, or more --tokens")
-        context = round(sum(step.context for step in steps) / len(steps))
-        host_s = max(0.0, sum(plain.seconds) / max(1, plain.tokens) - table.step_s(1, context))
-        drafts = {name: median(seconds) if seconds else 0.0 for name, seconds in draft_s.items()}
-        table = replace(table, draft_s=drafts)
-        rates = tuple(survival(steps, names))
-        greedy = [step for step in steps if not step.sampled]
-        speeds, dropped = played_out(greedy, table, host_s, names, rates)
+        bench = Bench(engine, prompts, max_tokens, table, names)
+        full = bench.texts(levels)
+        if not any(step.tree for step in full.steps):
+            raise MlsdcError(f"{path}: nothing was drafted on these prompts: give longer ones, or more --tokens")
+        bench.warm()
+        rates = tuple(survival(full.steps, names))
+        speeds, dropped = played_out(levels, bench.texts, bench.times, rates, names)
+        costs = replace(table, draft_s=dict(marginal(levels, bench.texts)))
+        plan = PlanFile(sha256, machine, costs, 0.0, rates, tuple(speeds), dropped, sibling_ranks(full.greedy, names), len(prompts),
+                        len(full.steps))
         if check:
             say("the plans, run")
-            speeds = measured(engine, prompts, speeds, table, rates, names, max_tokens)
-        return PlanFile(sha256, machine, table, host_s, rates, tuple(speeds), dropped, sibling_ranks(greedy, names),
-                        len(prompts), sum(len(s.committed) for s in steps))
+            plan = bench.checked(plan, levels)
+        context = round(sum(step.context for step in full.steps) / len(full.steps))
+        host_s = bench.times.steps.step_s(1, context) + bench.times.plain_s - table.step_s(1, context)
+        return replace(plan, host_s=max(0.0, host_s))
+
+
+class Bench:
+    """An engine with its prompts, and what was measured so far."""
+
+    def __init__(self, engine: Engine, prompts: Sequence[BenchPrompt], max_tokens: int, table: CostTable, names: Sequence[str]) -> None:
+        self.engine, self.prompts, self.max_tokens, self.table, self.names = engine, prompts, max_tokens, table, names
+        self.times = Times(table)
+        self._texts: dict[tuple[str, ...], Texts] = {}
+        self._whole = Swap("", engine.drafting.level, engine.drafting.controller)
+
+    def texts(self, levels: Sequence[str]) -> Texts:
+        """What these levels propose on the prompts' texts: every position, greedily, and of every other prompt at temperature 0.7."""
+        found = self._texts.get(tuple(levels))
+        if found is None:
+            asking: dict[int, list[float]] = defaultdict(list)
+            steps: list[Recorded] = []
+            with timed(self.engine, asking):
+                for i, prompt in enumerate(self.prompts):
+                    steps += self._listened(prompt, levels, 2 * i, 0.0)
+                    if i % 2:
+                        steps += self._listened(prompt, levels, 2 * i + 1, 0.7)
+            sizes = sorted(asking)
+            found = self._texts[tuple(levels)] = Texts(steps, DraftCost(tuple(sizes), tuple(median(asking[size]) for size in sizes)))
+        return found
+
+    def _listened(self, prompt: BenchPrompt, levels: Sequence[str], number: int, temperature: float) -> Iterator[Recorded]:
+        listener = Listener()
+        self.engine.drafting.controller = listener
+        (tokens,) = run(self.engine, [prompt.prompt], Speculation(levels=tuple(levels)), self.max_tokens, temperature, number, Side())
+        for at, (tree, context) in enumerate(listener.seen, 1):  # the first token comes with the prompt
+            yield Recorded(number, tree, context, tuple(tokens[at : at + FOLLOWING]), temperature > 0)
+
+    def warm(self) -> None:
+        """Times to begin with, and what a plain step takes less than one whose levels are asked."""
+        sweep, plain = Sweep(), Side()
+        for prompt in self.prompts:
+            self._swept(sweep, prompt)
+            run(self.engine, [prompt.prompt], PLAIN, self.max_tokens, 0.0, 0, plain)
+        context = round(sum(context for _, context, _ in sweep.steps) / max(1, len(sweep.steps)))
+        steps = whole_steps(self.table, sweep.steps)
+        plain_s = sum(plain.seconds) / max(1, plain.tokens)
+        choose_s = median(sweep.choosing) if sweep.choosing else 0.0
+        native = isinstance(self._whole.controller, NativeController)  # that takes next to nothing
+        self.times = Times(steps, plain_s - steps.step_s(1, context), choose_s, 0.0 if native else choose_s)
+
+    def _swept(self, sweep: Sweep, prompt: BenchPrompt) -> None:
+        self._whole.use(self.engine)
+        self.engine.drafting.controller = sweep
+        sweep.begin()
+        with timed(self.engine, None, sweep.asking):
+            run(self.engine, [prompt.prompt], None, self.max_tokens, 0.0, 0, Side())
+
+    def checked(self, plan: PlanFile, levels: Sequence[str]) -> PlanFile:
+        """The plan with predictions from steps that were timed in turn with the plans, which are run."""
+        swaps = self._swaps(plan)
+        sides: dict[tuple[str, int], list[Side]] = defaultdict(list)
+        sweep = Sweep()
+        for turn in range(CHECK_ROUNDS):
+            for i, prompt in enumerate(self.prompts):
+                self._swept(sweep, prompt)
+                for name in [*swaps][:: 1 if turn % 2 else -1]:
+                    side = Side()
+                    swaps[name].use(self.engine)
+                    run(self.engine, [prompt.prompt], PLAIN if name == OFF else None, self.max_tokens, 0.0, 0, side)
+                    sides[name, i].append(side)
+        self.times = replace(self.times, steps=whole_steps(self.table, sweep.steps))
+        self._whole.use(self.engine)  # texts of other levels may be wanted
+        speeds, _ = played_out(levels, self.texts, self.times, plan.rates, self.names, plan.dropped)
+        found = {speed.name: speed for speed in speeds}
+        return replace(plan, speeds=tuple(
+            replace(found.get(speed.name, speed), measured=_speed([sides[speed.name, i] for i in range(len(self.prompts))])
+                    if speed.name in swaps else None) for speed in plan.speeds))
+
+    def _swaps(self, plan: PlanFile) -> dict[str, Swap]:
+        """How the engine runs each of the plans."""
+        drafting, swaps = self.engine.drafting, dict[str, Swap]()
+        for speed in plan.speeds:
+            fixed = next((nodes for nodes in FIXED if speed.name == f"always {nodes} nodes"), 0)
+            if speed.name == CHOSEN:
+                drafting.take(plan, "tuning")
+                swaps[speed.name] = Swap("", drafting.level, drafting.controller)
+            elif fixed or speed.name == OFF:
+                swaps[speed.name] = Swap("", self._whole.level, knowing(SendBest(fixed), plan.rates, self.names))
+        return swaps
+
+
+def _speed(sides: Sequence[Sequence[Side]]) -> float:
+    """Of all prompts, from the median round of each."""
+    tokens = sum(rounds[0].tokens for rounds in sides)
+    return tokens / max(1e-9, sum(median(side.seconds[-1] for side in rounds) for rounds in sides))
+
+
+@contextmanager
+def timed(engine: Engine, by_size: dict[int, list[float]] | None, all_of_them: list[float] | None = None) -> Iterator[None]:
+    """Time how long the levels take to propose: `all_of_them` always; `by_size` by nodes asked for, now and then at other sizes, too."""
+    level = engine.drafting.level
+    assert level is not None
+    propose, calls = level.propose_all, 0
+
+    def seconds(states: Sequence[LevelState], budgets: Sequence[int]) -> tuple[list[Tree], float]:
+        start = time.perf_counter()
+        trees = propose(states, budgets)
+        return trees, time.perf_counter() - start
+
+    def propose_all(states: Sequence[LevelState], budgets: Sequence[int]) -> list[Tree]:
+        nonlocal calls
+        trees, took = seconds(states, budgets)
+        if all_of_them is not None:
+            all_of_them.append(took)
+        if by_size is not None and states:
+            by_size[max(budgets)].append(took / len(states))
+            calls += 1
+            if calls % ASKED_AGAIN == 0:
+                for size in FIXED:
+                    if size < max(budgets):
+                        by_size[size].append(seconds(states, [size] * len(states))[1] / len(states))
+        return trees
+
+    level.propose_all = propose_all  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        del level.propose_all
+
+
+def whole_steps(table: CostTable, steps: Sequence[tuple[int, int, float]]) -> CostTable:
+    """`table`, of the target's program alone, as whole steps (rows, context, seconds) of an engine took: each size as much longer as its
+    median step, sizes in between as their neighbours."""
+    ratios: dict[int, list[float]] = defaultdict(list)
+    for rows, context, seconds in steps:
+        ratios[rows].append(seconds / table.step_s(rows, context))
+    known = sorted(rows for rows, found in ratios.items() if len(found) >= FEWEST)
+    if not known:
+        return table
+    factors = np.interp(table.rows, known, [median(ratios[rows]) for rows in known])
+    return replace(table, seconds=tuple(tuple(float(s * f) for s, f in zip(line, factors, strict=True)) for line in table.seconds))
 
 
 def step_times(rig: Rig, rounds: int) -> CostTable:
@@ -164,184 +307,3 @@ def rising(values: Sequence[float]) -> tuple[float, ...]:
             mean, count = blocks.pop()
             blocks[-1] = [(blocks[-1][0] * blocks[-1][1] + mean * count) / (blocks[-1][1] + count), blocks[-1][1] + count]
     return tuple(mean for mean, count in blocks for _ in range(int(count)))
-
-
-def timed_levels(engine: Engine) -> dict[str, list[float]]:
-    """From now on every draft of every level is timed, seconds a request."""
-    found: dict[str, list[float]] = {}
-    for level in engine.drafting.levels:
-        seconds = found[level.name] = []
-        level.propose_all = timed(level.propose_all, seconds)  # type: ignore[method-assign]
-    return found
-
-
-def timed(propose: Any, seconds: list[float]) -> Any:
-    def propose_all(states: Sequence[Any], budgets: Sequence[int]) -> list[Tree]:
-        start = time.perf_counter()
-        trees: list[Tree] = propose(states, budgets)
-        seconds.append((time.perf_counter() - start) / max(1, len(states)))
-        return trees
-    return propose_all
-
-
-def survival(steps: Sequence[Recorded], names: Sequence[str]) -> Iterator[Rate]:
-    """Rates by level, depth and way of choosing."""
-    sums: dict[tuple[bool, str, int], list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0])
-    for step in steps:
-        for depth, (masses, hit) in enumerate(outcomes(step), 1):
-            for level, mass in masses.items():
-                found = sums[step.sampled, names[level], depth]
-                found[0] += 1
-                found[1] += min(1.0, mass)
-                found[2] += level == hit
-    for (sampled, name, depth), (count, mass, hits) in sorted(sums.items()):
-        yield Rate(name, depth, sampled, int(count), mass / count, hits / count)
-
-
-def sibling_ranks(steps: Sequence[Recorded], names: Sequence[str]) -> dict[str, tuple[float, ...]]:
-    """Level -> chance that its b-th likeliest child of a node that was right is right, b = 1 .. RANKS."""
-    hits: dict[int, list[int]] = defaultdict(lambda: [0] * RANKS)
-    counts: dict[int, int] = defaultdict(int)
-    for step in steps:
-        at, tree = -1, step.tree
-        for token in step.committed:
-            children = [node for node, parent in enumerate(tree.parents) if parent == at]
-            of_level: dict[int, list[int]] = defaultdict(list)
-            for node in sorted(children, key=lambda node: -tree.logq[node] if tree.logq else 0.0):
-                of_level[tree.levels[node] if tree.levels else 0].append(node)
-            for level, nodes in of_level.items():
-                counts[level] += 1
-                for rank, node in enumerate(nodes[:RANKS]):
-                    hits[level][rank] += tree.tokens[node] == token
-            after = next((node for node in children if tree.tokens[node] == token), None)
-            if after is None:
-                break
-            at = after
-    return {names[level]: tuple(hit / counts[level] for hit in hits[level]) for level in sorted(counts)}
-
-
-def outcomes(step: Recorded) -> Iterator[tuple[dict[int, float], int]]:
-    """By depth along the committed path: the probability each level gave its nodes there, and whose node was chosen (-1: none)."""
-    at, tree = -1, step.tree
-    for token in step.committed:
-        masses: dict[int, float] = {}
-        hit, after = -1, None
-        for node, parent in enumerate(tree.parents):
-            if parent != at:
-                continue
-            level = tree.levels[node] if tree.levels else 0
-            masses[level] = masses.get(level, 0.0) + (exp(min(0.0, tree.logq[node])) if tree.logq else 1.0)
-            if tree.tokens[node] == token and after is None:
-                hit, after = level, node
-        if not masses:
-            return
-        yield masses, hit
-        if after is None:
-            return
-        at = after
-
-
-def accepted(tree: Tree, committed: Sequence[int]) -> int:
-    """Nodes of a tree that the committed tokens run through."""
-    at, count = -1, 0
-    for token in committed:
-        after = next((node for node, parent in enumerate(tree.parents) if parent == at and tree.tokens[node] == token), None)
-        if after is None:
-            return count
-        at, count = after, count + 1
-    return count
-
-
-def played_out(steps: Sequence[Recorded], table: CostTable, host_s: float, names: Sequence[str], rates: Sequence[Rate]
-               ) -> tuple[list[PlanSpeed], dict[str, str]]:
-    """Predicted speeds of all plans, the chosen one first, and the levels that do not pay 5 %."""
-    levels = sorted({level for step in steps for level in step.tree.levels or (0,)})
-    cost_of = {level: table.draft_s.get(names[level], 0.0) for level in levels}
-
-    def dynamic(kept: Sequence[int]) -> PlanSpeed:
-        draft_s = sum(cost_of[level] for level in kept)
-        name = "chosen by the controller" if len(kept) == len(levels) else f"only {', '.join(names[level] for level in kept)}"
-        return play(name, [replace(step, tree=of_levels(step.tree, kept)) for step in steps], table, host_s, draft_s,
-                    controller(table, rates, names))
-
-    speeds = [PlanSpeed("off", *plain_speed(steps, table, host_s))]
-    chosen = dynamic(levels)
-    dropped: dict[str, str] = {}
-    kept = list(levels)
-    for level in sorted(levels, key=lambda x: -cost_of[x]):
-        rest = [other for other in kept if other != level]
-        without = dynamic(rest) if rest else speeds[0]
-        if chosen.predicted < PAYS * without.predicted:
-            gain = 100 * (chosen.predicted / without.predicted - 1)
-            dropped[names[level]] = f"brings {gain:.1f} % over {'the others' if rest else 'plain decoding'}; 5 % is the least that pays"
-            kept = rest
-            chosen = replace(without, name="chosen by the controller")
-        elif rest:
-            speeds.append(without)
-    draft_s = sum(cost_of[level] for level in levels)
-    for nodes in FIXED:
-        if any(len(step.tree) >= nodes for step in steps):
-            speeds.append(play(f"always {nodes} nodes", steps, table, host_s, draft_s, best(nodes, rates, names)))
-    return [chosen, *speeds], dropped
-
-
-def of_levels(tree: Tree, levels: Sequence[int]) -> Tree:
-    """The nodes of these levels whose parents are of them, too."""
-    kept: list[int] = []
-    inside = {-1}
-    for node, parent in enumerate(tree.parents):
-        if parent in inside and (tree.levels[node] if tree.levels else 0) in levels:
-            inside.add(node)
-            kept.append(node)
-    return tree.select(kept)
-
-
-def plain_speed(steps: Sequence[Recorded], table: CostTable, host_s: float) -> tuple[float, None, float]:
-    context = round(sum(step.context for step in steps) / len(steps))
-    return 1 / (table.step_s(1, context) + host_s), None, 1.0
-
-
-def controller(table: CostTable, rates: Sequence[Rate], names: Sequence[str]) -> Controller:
-    made = Controller(Measured(table))
-    made.know(rates, names)
-    return made
-
-
-def best(nodes: int, rates: Sequence[Rate], names: Sequence[str]) -> Controller:
-    made = SendBest(nodes)
-    made.know(rates, names)
-    return made
-
-
-def play(name: str, steps: Sequence[Recorded], table: CostTable, host_s: float, draft_s: float, chooser: Controller) -> PlanSpeed:
-    """The recorded steps with what `chooser` would have sent of their trees."""
-    drafters: dict[int, Drafter] = {}
-    wishes: dict[int, int] = {}
-    tokens = seconds = 0.0
-    for step in steps:
-        drafter = drafters.setdefault(step.request, Drafter(step.request))
-        sent = Tree()
-        if wishes.get(step.request, 64):
-            proposal = Proposal(drafter, step.tree, step.sampled)
-            (sent,) = chooser.choose([proposal], 1, 1, step.context, draft_s)
-            chooser.learn(proposal, step.committed)
-            seconds += draft_s
-        wishes[step.request] = chooser.wish(drafter, max(1, len(step.tree)))
-        tokens += 1 + accepted(sent, step.committed)
-        seconds += table.step_s(1 + len(sent), step.context) + host_s
-    return PlanSpeed(name, tokens / seconds, None, tokens / len(steps))
-
-
-def measured(engine: Engine, prompts: Sequence[BenchPrompt], speeds: Sequence[PlanSpeed], table: CostTable, rates: Sequence[Rate],
-             names: Sequence[str], max_tokens: int) -> list[PlanSpeed]:
-    """The plans that this engine can run, prompt by prompt in turn."""
-    choosers: dict[str, Controller | None] = {"off": None, "chosen by the controller": controller(table, rates, names)}
-    choosers |= {f"always {nodes} nodes": best(nodes, rates, names) for nodes in FIXED}
-    sides = {speed.name: Side() for speed in speeds if speed.name in choosers}
-    for prompt in prompts:
-        for name, side in sides.items():
-            chooser = choosers[name]
-            if chooser is not None:
-                engine.drafting.controller = chooser
-            run(engine, [prompt.prompt], PLAIN if chooser is None else None, max_tokens, 0.0, 0, side)
-    return [replace(speed, measured=sides[speed.name].speed if speed.name in sides else None) for speed in speeds]
