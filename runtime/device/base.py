@@ -33,6 +33,12 @@ class BoundProgram(ABC):
     def finish(self) -> None:
         """The second half: wait until the results can be read. Not needed if another program has run to its end since."""
 
+    def feed(self, reader: BoundProgram, name: str) -> bool:
+        """Run, before `reader` of the same level runs next. True: result `name` will be its step input of that name, without a wait in
+        between, whatever the buffers say; else the caller copies it there."""
+        self.run()
+        return False
+
     @abstractmethod
     def tap(self, name: str) -> Array:
         """A host view of a named result (`logits` f32[max_logit_rows, vocab]); valid until the next run of any program of the level."""

@@ -17,7 +17,7 @@ from mlsdc.runtime.artifact import Artifact
 from mlsdc.runtime.device.base import BoundProgram, Device, LevelMemory
 from mlsdc.runtime.device.binding import level_info, step_buffers
 from mlsdc.runtime.device.cuda_driver import FREE_SHARED, MAX_DYNAMIC_SHARED, NON_BLOCKING, SHARED_OPTIN, Driver, fits
-from mlsdc.runtime.device.cuda_program import CudaProgram, CudaSample, aligned, input_places
+from mlsdc.runtime.device.cuda_program import CudaProgram, CudaSample, aligned, input_places, used_inputs
 from mlsdc.runtime.errors import ArtifactError, DeviceError
 from mlsdc.runtime.manifest import KernelInfo, LevelInfo, TargetInfo
 from mlsdc.runtime.program import ArenaArg, Arg, InputArg, Launch, PoolArg, WeightArg
@@ -205,8 +205,13 @@ class CudaLevel(LevelMemory):
             self.weights |= {name: at + place for name, place in places.items()}
             at += aligned(len(data))
         device.weights[level] = self.weights
-        self.programs: dict[str, BoundProgram] = {
-            name: (CudaSample if name == "sample" else CudaProgram)(self, spec) for name, spec in specs.items()}
+        self.feeds: dict[str, CudaProgram] = {}  # by name: a result's copy goes where this program takes the input of that name from
+        self.programs: dict[str, BoundProgram] = {}
+        results = {name for spec in specs.values() for name in spec.taps}
+        read = {name: results & used_inputs([spec]) for name, spec in specs.items()}
+        for name in sorted(specs, key=lambda name: not read[name]):  # those that are fed come first
+            self.programs[name] = program = (CudaSample if name == "sample" else CudaProgram)(self, specs[name])
+            self.feeds |= dict.fromkeys(read[name], program)
 
     def _lent(self, info: LevelInfo) -> dict[str, int]:
         """Addresses of tensors that lie with the target's."""

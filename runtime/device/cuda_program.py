@@ -89,8 +89,9 @@ class CudaProgram(BoundProgram):
         self.results = [name for name in RESULTS if name in used]
         self._reads = [name for name in level.places if name in used and name not in RESULTS]
         self._staged = {name: level.device.pinned(getattr(level.buffers, name).nbytes) for name in self.results}
-        self._taps = {name: level.device.pinned(tap.num_bytes) for name, tap in spec.taps.items() if name != "logits"}  # few ask for logits
+        self._taps = {name: self._readers_block(name, tap) for name, tap in spec.taps.items() if name != "logits"}  # few ask for logits
         self._runs = self._contiguous()
+        self._fed: set[str] = set()  # inputs of the next run that another program's copies bring
         self._graphs: dict[tuple[int, ...], C.c_void_p] = {}
         self._started = False
         self._epoch = -1  # of the device at the last start: its copies were read once the device has synchronised since
@@ -112,11 +113,20 @@ class CudaProgram(BoundProgram):
         if self._epoch == self.device.epoch:
             self.device.synchronise()
         for block, arrays in self._runs:
-            for offset, array in arrays:
-                block[offset : offset + array.nbytes] = array.reshape(-1).view(np.uint8)
+            for name, offset, array in arrays:
+                if name not in self._fed:
+                    block[offset : offset + array.nbytes] = array.reshape(-1).view(np.uint8)
+        self._fed.clear()
         graph = self._graphs[self._bucket()]
         self.device.driver.cuGraphLaunch(graph, self.device.stream)
         self._started, self._epoch = True, self.device.epoch
+
+    def feed(self, reader: BoundProgram, name: str) -> bool:
+        if not isinstance(reader, CudaProgram) or self.level.feeds.get(name) is not reader:
+            return super().feed(reader, name)
+        self.start()
+        reader._fed.add(name)
+        return True
 
     def finish(self) -> None:
         """Wait until the GPU is done, and take the results over. Programs without results (`commit`) are not waited for."""
@@ -166,9 +176,19 @@ class CudaProgram(BoundProgram):
             array = getattr(self.level.buffers, array_name)
             self.device.upload(self.level.inputs + self.level.places[array_name], array.reshape(-1).view(np.uint8))
 
-    def _contiguous(self) -> list[tuple[Array, list[tuple[int, Array]]]]:
+    def _readers_block(self, name: str, tap: Tap) -> Array:
+        """Where a result is copied: if a program of the level takes it as an input, where that one's graph copies its input from."""
+        reader = self.level.feeds.get(name)
+        for block, arrays in [] if reader is None else reader._runs:
+            for of, offset, array in arrays:
+                if of == name and array.nbytes == tap.num_bytes:
+                    return block[offset : offset + array.nbytes]
+        self.level.feeds.pop(name, None)
+        return self.level.device.pinned(tap.num_bytes)
+
+    def _contiguous(self) -> list[tuple[Array, list[tuple[str, int, Array]]]]:
         """Page-locked copies of the inputs that lie side by side on the GPU, each with the arrays to be copied into it."""
-        runs: list[tuple[Array, list[tuple[int, Array]]]] = []
+        runs: list[tuple[Array, list[tuple[str, int, Array]]]] = []
         self._targets: list[int] = []
         names = sorted(self._reads, key=self.level.places.__getitem__)
         group: list[str] = []
@@ -179,7 +199,7 @@ class CudaProgram(BoundProgram):
                 continue
             start = self.level.places[group[0]]
             block = self.device.pinned(end - start)
-            runs.append((block, [(self.level.places[one] - start, getattr(self.level.buffers, one)) for one in group]))
+            runs.append((block, [(one, self.level.places[one] - start, getattr(self.level.buffers, one)) for one in group]))
             self._targets.append(self.level.inputs + start)
             group = []
         return runs

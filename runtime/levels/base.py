@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Collection, Generator, Sequence
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from mlsdc.runtime.tree import Tree
 
@@ -12,6 +12,33 @@ if TYPE_CHECKING:
     from mlsdc.runtime.device.base import LevelMemory
     from mlsdc.runtime.kv_pool import KvPool, PageTable
     from mlsdc.runtime.levels.coupling import Draw
+
+
+T = TypeVar("T")
+Rounds: TypeAlias = Generator[None, None, T]  # work that stops wherever programs were started whose results it reads next
+
+
+def finished(rounds: Rounds[T]) -> T:
+    """What rounds come to, one after the other."""
+    while True:
+        try:
+            next(rounds)
+        except StopIteration as end:
+            found: T = end.value
+            return found
+
+
+def together(every: Sequence[Rounds[T]]) -> list[T]:
+    """What several rounds come to, in turn: all start their programs before the first one waits, so that one wait is for all of them."""
+    found: dict[int, T] = {}
+    while len(found) < len(every):
+        for i, rounds in enumerate(every):
+            if i not in found:
+                try:
+                    next(rounds)
+                except StopIteration as end:
+                    found[i] = end.value
+    return [found[i] for i in range(len(every))]
 
 
 class LevelState(ABC):
@@ -70,6 +97,11 @@ class Level(ABC):
     def propose_all(self, states: Sequence[LevelState], budgets: Sequence[int]) -> list[Tree]:
         """The trees of several requests at once: a level with programs runs them for all together. Same contract as `propose`."""
         return [state.propose(budget) for state, budget in zip(states, budgets, strict=True)]
+
+    def propose_rounds(self, states: Sequence[LevelState], budgets: Sequence[int]) -> Rounds[list[Tree]]:
+        """`propose_all`, in rounds where all that its programs write is the level's own: others may run theirs in between."""
+        yield from ()
+        return self.propose_all(states, budgets)
 
     def stepped(self, states: Sequence[LevelState | None], firsts: Sequence[int], rows: Sequence[Sequence[int]]) -> None:
         """The target has run a step: of its item i, rows `rows[i]` of the step are committed, at positions `firsts[i]` and on.

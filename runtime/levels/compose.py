@@ -8,7 +8,7 @@ from collections.abc import Collection, Sequence
 
 from mlsdc.runtime.errors import ArtifactError
 from mlsdc.runtime.kv_pool import PageTable
-from mlsdc.runtime.levels.base import Level, LevelState, Verifier
+from mlsdc.runtime.levels.base import Level, LevelState, Rounds, Verifier, finished, together
 from mlsdc.runtime.levels.coupling import Draw
 from mlsdc.runtime.manifest import LevelInfo
 from mlsdc.runtime.tree import EMPTY, MAX_NODES, Tree
@@ -107,7 +107,8 @@ class ComposedLevel(Level):
         for i, level in enumerate(self.levels):
             level.stepped([None if state is None else _part(state, i) for state in states], firsts, rows)
 
-    def ask(self, index: int, states: Sequence[LevelState], budgets: Sequence[int], below: Sequence[Tree] | None = None) -> list[Tree]:
+    def ask(
+        self, index: int, states: Sequence[LevelState], budgets: Sequence[int], below: Sequence[Tree] | None = None) -> Rounds[list[Tree]]:
         """What level `index` makes of the trees `below` (None: it is the lowest); a request that does not let it draft keeps its own."""
         trees = [EMPTY] * len(states) if below is None else list(below)
         asked = [j for j, state in enumerate(states) if index not in _composed(state).silent]
@@ -115,7 +116,7 @@ class ComposedLevel(Level):
             return trees
         level, parts, rooms = self.levels[index], [_part(states[j], index) for j in asked], [budgets[j] for j in asked]
         if below is None:
-            found = level.propose_all(parts, rooms)
+            found = yield from level.propose_rounds(parts, rooms)
         else:
             assert isinstance(level, Verifier)
             found = level.propose_above(parts, rooms, [trees[j] for j in asked])
@@ -137,12 +138,13 @@ class StackedLevel(ComposedLevel):
     def propose_all(self, states: Sequence[LevelState], budgets: Sequence[int]) -> list[Tree]:
         trees: list[Tree] | None = None
         for i in range(len(self.levels)):
-            trees = self.ask(i, states, budgets, trees)
+            trees = finished(self.ask(i, states, budgets, trees))
         return trees or []
 
 
 class MergedLevel(ComposedLevel):
-    """Each level proposes its own tree; the merged one keeps the likeliest `max_nodes` paths of all of them."""
+    """Each level proposes its own tree; the merged one keeps the likeliest `max_nodes` paths of all of them. What their programs start is
+    waited for together."""
 
     kind = "merge"
 
@@ -154,7 +156,7 @@ class MergedLevel(ComposedLevel):
 
     def propose_all(self, states: Sequence[LevelState], budgets: Sequence[int]) -> list[Tree]:
         budgets = [min(budget, self.max_nodes) for budget in budgets]
-        found = [self.ask(i, states, budgets) for i in range(len(self.levels))]
+        found = together([self.ask(i, states, budgets) for i in range(len(self.levels))])
         return [merge_trees([of_level[j] for of_level in found], budget) for j, budget in enumerate(budgets)]
 
 

@@ -15,7 +15,7 @@ from mlsdc.runtime.artifact import Artifact
 from mlsdc.runtime.device.base import LevelMemory, NativeFunction
 from mlsdc.runtime.errors import ArtifactError
 from mlsdc.runtime.kv_pool import KvPool, PageTable
-from mlsdc.runtime.levels.base import LevelState, Verifier
+from mlsdc.runtime.levels.base import LevelState, Rounds, Verifier, finished
 from mlsdc.runtime.levels.coupling import Draws, coupled
 from mlsdc.runtime.levels.growing import GrowingLevel, Growth, draft_ids, log_guesses
 from mlsdc.runtime.manifest import LevelInfo
@@ -26,7 +26,7 @@ from mlsdc.runtime.tree import EMPTY, Tree
 class DecoderLevel(GrowingLevel, Verifier):
     """What the two share: params, and the way from states to trees."""
 
-    def __init__(self, info: LevelInfo, index: int, ids: Array | None, vocab_size: int) -> None:
+    def __init__(self, info: LevelInfo, index: int, ids: Array | None, vocab_size: int, draws: Draws) -> None:
         """Raises ArtifactError for params that no compile writes."""
         self.name, self.kind, self.index, self.ids, self.vocab_size = info.name, info.kind, index, ids, vocab_size
         try:
@@ -35,28 +35,29 @@ class DecoderLevel(GrowingLevel, Verifier):
             self.context = int(info.params.get("context", 0))
         except (KeyError, TypeError, ValueError) as error:
             raise ArtifactError(f"level '{info.name}': its params are not a decoder's ({error}); compile again") from None
-        self.draws = Draws()
+        self.draws = draws
         self.counters = {"restarts": 0}  # how often a context grew too long and began anew with its last tokens
 
     @classmethod
     def load(cls, info: LevelInfo, index: int, functions: Callable[[str], NativeFunction | None], artifact: Artifact) -> DecoderLevel:
         """Raises ArtifactError."""
-        level = cls(info, index, draft_ids(info, artifact), artifact.manifest.model.vocab_size)
-        level.draws = Draws(functions)
-        return level
+        return cls(info, index, draft_ids(info, artifact), artifact.manifest.model.vocab_size, Draws(functions))
 
     def propose_all(self, states: Sequence[LevelState], budgets: Sequence[int]) -> list[Tree]:
         return self.propose_above(states, budgets, [EMPTY] * len(states))
 
     def propose_above(self, states: Sequence[LevelState], budgets: Sequence[int], below: Sequence[Tree]) -> list[Tree]:
+        return finished(self.rounds_above(states, budgets, below))
+
+    def rounds_above(self, states: Sequence[LevelState], budgets: Sequence[int], below: Sequence[Tree]) -> Rounds[list[Tree]]:
         found: list[Tree] = [EMPTY] * len(states)
         able = [i for i, state in enumerate(states) if budgets[i] > 0 and self.ready(state)]
         most = self.buffers.limits.max_num_seqs
         for start in range(0, len(able), most):
             part = able[start : start + most]
             wanted = [min(budgets[i], self.max_nodes) for i in part]
-            growths = self.begin([states[i] for i in part], wanted, [below[i] for i in part])
-            self.grow(growths, self.depth - 1)
+            growths = yield from self.begin([states[i] for i in part], wanted, [below[i] for i in part])
+            yield from self.grow(growths, self.depth - 1)
             for i, growth in zip(part, growths, strict=True):
                 found[i] = growth.tree(self.index)
         return found
@@ -66,7 +67,7 @@ class DecoderLevel(GrowingLevel, Verifier):
         """Whether the request can draft now; its pages are there then."""
 
     @abstractmethod
-    def begin(self, states: Sequence[LevelState], budgets: Sequence[int], below: Sequence[Tree]) -> list[Growth]:
+    def begin(self, states: Sequence[LevelState], budgets: Sequence[int], below: Sequence[Tree]) -> Rounds[list[Growth]]:
         """Each request's tree with its first guesses, and with what is kept of the tree below."""
 
 
@@ -102,13 +103,13 @@ class SelfLevel(DecoderLevel):
     def ready(self, state: LevelState) -> bool:
         return isinstance(state, SelfState) and state.last >= 0 and bool(state.table.scratch) and bool(state.table.pages)
 
-    def begin(self, states: Sequence[LevelState], budgets: Sequence[int], below: Sequence[Tree]) -> list[Growth]:
+    def begin(self, states: Sequence[LevelState], budgets: Sequence[int], below: Sequence[Tree]) -> Rounds[list[Growth]]:
         growths, lasts = [], []
         for state, budget in zip(states, budgets, strict=True):
             assert isinstance(state, SelfState)
             growths.append(Growth(state.table, state.computed, budget, root=1, draw=state.drawn, shift=1))
             lasts.append(state.last)
-        self.judge(growths, below, lasts)
+        yield from self.judge(growths, below, lasts)
         return growths
 
 
@@ -166,6 +167,9 @@ class ModelLevel(DecoderLevel):
     def start(self) -> LevelState:
         return ModelState(self)
 
+    def propose_rounds(self, states: Sequence[LevelState], budgets: Sequence[int]) -> Rounds[list[Tree]]:
+        return self.rounds_above(states, budgets, [EMPTY] * len(states))  # a `self` level has none: its rows lie in the target's slots
+
     def ready(self, state: LevelState) -> bool:
         if not isinstance(state, ModelState) or not state.tokens:
             return False
@@ -179,17 +183,17 @@ class ModelLevel(DecoderLevel):
         state.table, held = self.pool.hold(state.table, len(state.tokens) - state.base, scratch, state.next_row)
         return held
 
-    def begin(self, states: Sequence[LevelState], budgets: Sequence[int], below: Sequence[Tree]) -> list[Growth]:
+    def begin(self, states: Sequence[LevelState], budgets: Sequence[int], below: Sequence[Tree]) -> Rounds[list[Growth]]:
         owners = [state for state in states if isinstance(state, ModelState)]
-        lasts = self._catch_up(owners)
+        lasts = yield from self._catch_up(owners)
         growths = [Growth(state.table, len(state.tokens) - state.base, budget, draw=state.drawn, shift=state.base + 1)
                    for state, budget in zip(owners, budgets, strict=True)]
         for growth, (logp, tokens) in zip(growths, lasts, strict=True):
             growth.add(-1, logp, tokens, None, 0, self.log_floor)
-        self.judge(growths, below)
+        yield from self.judge(growths, below)
         return growths
 
-    def _catch_up(self, states: Sequence[ModelState]) -> list[tuple[Array, Array]]:
+    def _catch_up(self, states: Sequence[ModelState]) -> Rounds[list[tuple[Array, Array]]]:
         """Rows of all tokens without keys, the last token's at least; each request's guesses after its last token."""
         lasts: dict[int, tuple[Array, Array]] = {}
         for state in states:
@@ -211,7 +215,9 @@ class ModelLevel(DecoderLevel):
                 self.buffers.out_rows[len(part)] = end - 1
                 part.append((state, count))
                 at = end
-            self.run(at, len(part), len(part))
+            self.begin_run(at, len(part), len(part))
+            yield
+            self.program.finish()
             ends = [state.fed + count for state, count in part]
             owners = [state.drawn if end == len(state.tokens) else None for (state, _), end in zip(part, ends, strict=True)]
             guesses = log_guesses(self.program.tap("top")[: len(part)], self.ids, self.vocab_size)

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from mlsdc.runtime.device.base import LevelMemory
 from mlsdc.runtime.errors import ArtifactError
 from mlsdc.runtime.kv_pool import KvPool, PageTable
-from mlsdc.runtime.levels.base import LevelState
+from mlsdc.runtime.levels.base import LevelState, Rounds
 from mlsdc.runtime.levels.coupling import coupled
 from mlsdc.runtime.levels.growing import GrowingLevel, Growth, log_guesses
 from mlsdc.runtime.levels.heads import HeadLevel, HeadState
@@ -63,18 +63,18 @@ class EagleLevel(HeadLevel, GrowingLevel):
     def start(self) -> LevelState:
         return EagleState(self)
 
-    def draft(self, states: Sequence[HeadState], budgets: Sequence[int]) -> list[Tree]:
+    def draft(self, states: Sequence[HeadState], budgets: Sequence[int]) -> Rounds[list[Tree]]:
         growths: dict[int, Growth] = {}
         able = [(state, budget) for state, budget in zip(states, budgets, strict=True)
                 if isinstance(state, EagleState) and self._room(state)]
         most = self.buffers.limits.max_num_seqs
         for start in range(0, len(able), most):
             part = able[start : start + most]
-            lasts = self._catch_up([state for state, _ in part])
+            lasts = yield from self._catch_up([state for state, _ in part])
             grown = [Growth(state.table, state.fed - state.base, budget, draw=state.drawn, shift=state.base + 2) for state, budget in part]
             for growth, (logp, tokens, feature) in zip(grown, lasts, strict=True):
                 growth.add(-1, logp, tokens, feature, 0, self.log_floor)
-            self.grow(grown, self.depth - 1)
+            yield from self.grow(grown, self.depth - 1)
             growths |= {id(state): growth for (state, _), growth in zip(part, grown, strict=True)}
         return [growths[id(state)].tree(self.index) if id(state) in growths else EMPTY for state in states]
 
@@ -86,7 +86,7 @@ class EagleLevel(HeadLevel, GrowingLevel):
         state.table, held = self.pool.hold(state.table, state.kept_to - state.base, scratch)
         return held
 
-    def _catch_up(self, states: Sequence[EagleState]) -> list[tuple[Array, Array, Array]]:
+    def _catch_up(self, states: Sequence[EagleState]) -> Rounds[list[tuple[Array, Array, Array]]]:
         """Rows of what was committed since; of each request's last row: log probabilities, tokens, hidden state."""
         lasts: dict[int, tuple[Array, Array, Array]] = {}
         for state in states:  # once drafted, a last row is made again where nothing is new: its keys are the same bytes
@@ -103,8 +103,8 @@ class EagleLevel(HeadLevel, GrowingLevel):
                 for state, first, count in part:
                     self.buffers.taps[first : first + count] = state.hidden(state.fed, state.fed + count)
                 self.buffers.header[Header.ROWS] = row
-                self.fuse.run()
-                self.buffers.features[:row] = self.fuse.tap("features")[:row]
+                if not self.fuse.feed(self.program, "features"):
+                    self.buffers.features[:row] = self.fuse.tap("features")[:row]
             for seq, (state, first, count) in enumerate(part):
                 if self.fuse is None:
                     self.buffers.features[first : first + count] = state.hidden(state.fed, state.fed + count)
@@ -115,7 +115,9 @@ class EagleLevel(HeadLevel, GrowingLevel):
                 self.buffers.ancestors[first:end] = 0
                 self.sequence(seq, state.table, first, count, state.fed - state.base)
                 self.buffers.out_rows[seq] = end - 1
-            self.run(row, len(part), len(part))
+            self.begin_run(row, len(part), len(part))
+            yield
+            self.program.finish()
             top, hidden = self.program.tap("top"), self.program.tap("hidden")
             ends = [state.fed + count for state, _, count in part]
             owners = [state.drawn if end == state.kept_to else None for (state, _, _), end in zip(part, ends, strict=True)]

@@ -15,7 +15,7 @@ from mlsdc.runtime.artifact import Artifact
 from mlsdc.runtime.device.base import LevelMemory
 from mlsdc.runtime.errors import ArtifactError
 from mlsdc.runtime.kv_pool import KvPool, PageTable
-from mlsdc.runtime.levels.base import Level
+from mlsdc.runtime.levels.base import Level, Rounds
 from mlsdc.runtime.levels.coupling import Draw, Draws, coupled
 from mlsdc.runtime.manifest import LevelInfo
 from mlsdc.runtime.step import Array, Header
@@ -151,7 +151,7 @@ class GrowingLevel(Level):
     def log_floor(self) -> float:
         return float(np.log(self.floor)) if self.floor > 0 else NEVER
 
-    def grow(self, growths: Sequence[Growth], rounds: int) -> None:
+    def grow(self, growths: Sequence[Growth], rounds: int) -> Rounds[None]:
         """Up to `rounds` runs of the program, each for the likeliest waiting nodes of all requests."""
         share = max(1, self.most_rows // max(1, len(growths)))
         for _ in range(rounds):
@@ -159,13 +159,13 @@ class GrowingLevel(Level):
             work = [(growth, nodes) for growth, nodes in zip(growths, chosen, strict=True) if nodes]
             if not work:
                 return
-            found = self.rows([
+            found = yield from self.rows([
                 (growth, [Row(growth.tokens[n], growth.above[n], growth.features[n]) for n in nodes]) for growth, nodes in work])
             for (growth, nodes), results in zip(work, found, strict=True):
                 for node, (logp, tokens, feature, word) in zip(nodes, results, strict=True):
                     growth.add(node, logp, tokens, feature, word, self.log_floor)
 
-    def judge(self, growths: Sequence[Growth], trees: Sequence[Tree], lasts: Sequence[int] | None = None) -> None:
+    def judge(self, growths: Sequence[Growth], trees: Sequence[Tree], lasts: Sequence[int] | None = None) -> Rounds[None]:
         """Rows for all nodes of the trees that the level below proposed, in one run; what this level would say too are nodes now, with its
         own probabilities and children. What it would not say is dropped, with all that hangs on it.
 
@@ -183,7 +183,7 @@ class GrowingLevel(Level):
                 words.append(above | 1 << (growth.slots + extra + node))
             if rows:
                 work.append((growth, rows, tree, extra))
-        found = self.rows([(growth, rows) for growth, rows, _, _ in work]) if work else []
+        found = (yield from self.rows([(growth, rows) for growth, rows, _, _ in work])) if work else []
         for (growth, _, tree, extra), results in zip(work, found, strict=True):
             if extra:
                 logp, tokens, feature, word = results[0]
@@ -196,7 +196,7 @@ class GrowingLevel(Level):
                 if mine is not None and mine not in growth.expanded:
                     growth.add(mine, logp, tokens, feature, word, self.log_floor)
 
-    def rows(self, work: Sequence[tuple[Growth, Sequence[Row]]]) -> list[list[tuple[Array, Array, Array | None, int]]]:
+    def rows(self, work: Sequence[tuple[Growth, Sequence[Row]]]) -> Rounds[list[list[tuple[Array, Array, Array | None, int]]]]:
         """Run rows of several requests: of each row its guesses, its hidden state and its ancestor word."""
         at = 0
         words: list[list[int]] = []
@@ -221,7 +221,9 @@ class GrowingLevel(Level):
             words.append(of_growth)
             at += len(rows)
         self.buffers.out_rows[:at] = range(at)
-        self.run(at, len(work), at)
+        self.begin_run(at, len(work), at)
+        yield
+        self.program.finish()
         logp, tokens = coupled(*log_guesses(self.program.tap("top")[:at], self.ids, self.vocab_size), owners, turns, self.draws)
         hidden = self.program.tap("hidden")[:at].copy() if self.has_features else None
         results, at = [], 0
@@ -243,8 +245,9 @@ class GrowingLevel(Level):
         if buffers.tail is not None:
             buffers.tail_table[seq, : len(table.tail)] = table.tail
 
-    def run(self, rows: int, seqs: int, out: int) -> None:
+    def begin_run(self, rows: int, seqs: int, out: int) -> None:
+        """Start the program; whoever reads its results finishes it."""
         header = self.buffers.header
         header[Header.ROWS], header[Header.SEQS], header[Header.OUT] = rows, seqs, out
         header[Header.COMMITS] = header[Header.GROUPS] = 0
-        self.program.run()
+        self.program.start()

@@ -16,7 +16,7 @@ from mlsdc.runtime.artifact import Artifact
 from mlsdc.runtime.device.base import LevelMemory, NativeFunction
 from mlsdc.runtime.errors import ArtifactError
 from mlsdc.runtime.kv_pool import KvPool
-from mlsdc.runtime.levels.base import Level, LevelState
+from mlsdc.runtime.levels.base import Level, LevelState, Rounds, finished
 from mlsdc.runtime.levels.coupling import Draws
 from mlsdc.runtime.levels.growing import draft_ids
 from mlsdc.runtime.manifest import LevelInfo
@@ -29,7 +29,7 @@ class HeadLevel(Level):
 
     reads_target = True
 
-    def __init__(self, info: LevelInfo, index: int, d2t: Array) -> None:
+    def __init__(self, info: LevelInfo, index: int, d2t: Array, draws: Draws) -> None:
         """Raises ArtifactError for params that no compile writes."""
         self.name, self.kind, self.index = info.name, info.kind, index
         try:
@@ -40,7 +40,7 @@ class HeadLevel(Level):
         except (KeyError, TypeError, ValueError) as error:
             raise ArtifactError(f"level '{info.name}': its params are not a head's ({error}); compile again") from None
         self.d2t = d2t
-        self.draws = Draws()
+        self.draws = draws
         self.counters = {"restarts": 0}  # how often a request's context began anew at the ring's first state
 
     @classmethod
@@ -49,9 +49,7 @@ class HeadLevel(Level):
         ids = draft_ids(info, artifact)
         if ids is None:
             raise ArtifactError(f"level '{info.name}': has no draft vocabulary; compile again")
-        level = cls(info, index, ids)
-        level.draws = Draws(functions)
-        return level
+        return cls(info, index, ids, Draws(functions))
 
     def bind(self, memory: LevelMemory, target: LevelMemory, pool: KvPool | None) -> None:
         self.memory, self.pool = memory, pool
@@ -65,16 +63,20 @@ class HeadLevel(Level):
                 state.keep(first, [tap[list(of_item)] for tap in taps])
 
     def propose_all(self, states: Sequence[LevelState], budgets: Sequence[int]) -> list[Tree]:
+        return finished(self.propose_rounds(states, budgets))
+
+    def propose_rounds(self, states: Sequence[LevelState], budgets: Sequence[int]) -> Rounds[list[Tree]]:
         trees: list[Tree] = [EMPTY] * len(states)
         ready = [i for i, state in enumerate(states) if isinstance(state, HeadState) and budgets[i] > 0 and state.ready()]
         if ready:
-            found = self.draft([states[i] for i in ready], [min(budgets[i], self.max_nodes) for i in ready])  # type: ignore[misc]
+            found = yield from self.draft(
+                [states[i] for i in ready], [min(budgets[i], self.max_nodes) for i in ready])  # type: ignore[misc]
             for i, tree in zip(ready, found, strict=True):
                 trees[i] = tree
         return trees
 
     @abstractmethod
-    def draft(self, states: Sequence[HeadState], budgets: Sequence[int]) -> list[Tree]:
+    def draft(self, states: Sequence[HeadState], budgets: Sequence[int]) -> Rounds[list[Tree]]:
         """Trees of requests that are ready, all of them at once."""
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from mlsdc.runtime.device.base import LevelMemory
 from mlsdc.runtime.kv_pool import KvPool
-from mlsdc.runtime.levels.base import LevelState
+from mlsdc.runtime.levels.base import LevelState, Rounds
 from mlsdc.runtime.levels.coupling import coupled
 from mlsdc.runtime.levels.growing import log_guesses
 from mlsdc.runtime.levels.heads import HeadLevel, HeadState, best_first
@@ -24,7 +24,7 @@ class MedusaLevel(HeadLevel):
     def start(self) -> LevelState:
         return HeadState(self)
 
-    def draft(self, states: Sequence[HeadState], budgets: Sequence[int]) -> list[Tree]:
+    def draft(self, states: Sequence[HeadState], budgets: Sequence[int]) -> Rounds[list[Tree]]:
         buffers, limits = self.buffers, self.buffers.limits
         most = min(limits.max_num_batched_tokens, limits.max_logit_rows)
         trees: list[Tree] = []
@@ -37,7 +37,9 @@ class MedusaLevel(HeadLevel):
                 buffers.out_rows[row] = row
             header = buffers.header
             header[Header.ROWS] = header[Header.OUT] = header[Header.SEQS] = len(part)
-            self.program.run()
+            self.program.start()
+            yield
+            self.program.finish()
             owners, ends = [state.drawn for state in part], [len(state.tokens) for state in part]
             heads = [
                 coupled(*log_guesses(self.program.tap(f"top.{i}")[: len(part)], self.d2t), owners, [end + i for end in ends], self.draws)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -65,6 +66,7 @@ class Counted:
         monkeypatch.setattr(cuda_driver, "load_library", lambda: self.fake)
         self.engine = sends_all(Engine.load(path, device="cuda", num_pages=60))
         self.steps: list[tuple[int, int, int]] = []
+        self.lists: list[Counter[str]] = []  # of each step how often each level's launch lists were started: `eagle.fuse`
         self.drafted = self.commits = 0
         commit, step = self.engine._commit.run, self.engine.step
 
@@ -72,8 +74,13 @@ class Counted:
             self.commits += 1
             commit()
 
+        for level in self.engine.drafting.levels[1:]:
+            for name, program in level.memory.programs.items():  # type: ignore[attr-defined]
+                program.start = self.counted(f"{level.name}.{name}", program.start)
+
         def counted() -> bool:
             start, self.commits = len(self.fake.calls), 0
+            self.lists.append(Counter())
             done = step()
             calls = self.fake.calls[start:]
             self.steps.append((sum(calls.count(name) for name in WAITS), calls.count("cuGraphLaunch"), self.commits))
@@ -81,6 +88,13 @@ class Counted:
 
         self.engine._commit.run = committed  # type: ignore[method-assign]
         self.engine.step = counted  # type: ignore[method-assign]
+
+    def counted(self, name: str, start: Callable[[], None]) -> Callable[[], None]:
+        def counting() -> None:
+            self.lists[-1][name] += 1
+            start()
+
+        return counting
 
     def only(self, *names: str) -> Counted:
         dropped = [level.name for level in self.engine.drafting.levels if level.name not in names]
@@ -107,13 +121,41 @@ def test_a_step_that_counts_draft_for_waits_once(counted: Counted) -> None:
     assert any(commits for _, _, commits in counted.steps)
 
 
-@pytest.mark.parametrize(("names", "lists"), [(("medusa",), 1), (("eagle",), 2), (("counts", "medusa", "eagle"), 3)])
-def test_a_step_waits_once_for_every_launch_list_that_the_host_reads(counted: Counted, names: tuple[str, ...], lists: int) -> None:
-    """The target's, a medusa's one, an eagle's two and one more for each depth that grows; for commits, or for a second result, never."""
+@pytest.mark.parametrize("names", [("medusa",), ("eagle",), ("counts", "medusa", "eagle")])
+def test_a_step_waits_once_for_the_target_and_once_for_every_round_that_the_host_reads(counted: Counted, names: tuple[str, ...]) -> None:
+    """A round is a launch list of a medusa or an eagle, or of both at once: its first one, or one more for each depth that an eagle grows.
+    The hidden states that an eagle's first list reads come from another one without a wait; for commits nobody waits."""
     (result,) = counted.only(*names).engine.generate([[TOKEN] * 8], PARAMS)
     assert result.statistics.drafted > 4
-    assert all(waits == graphs - commits for waits, graphs, commits in counted.steps)
-    assert max(waits for waits, _, _ in counted.steps) > lists
+    assert any(lists[f"{names[-1]}.draft"] for lists in counted.lists)
+    for (waits, graphs, commits), lists in zip(counted.steps, counted.lists, strict=True):
+        rounds = max(lists["medusa.draft"], lists["eagle.draft"])
+        assert waits == 1 + rounds
+        assert graphs == 1 + commits + lists.total()
+    if "eagle" in names:
+        assert any(lists["eagle.draft"] > 1 for lists in counted.lists)  # it grew
+        assert any(lists["eagle.fuse"] for lists in counted.lists)
+
+
+def test_what_one_list_feeds_another_arrives_without_a_wait_and_once(counted: Counted) -> None:
+    (level,) = [level for level in counted.engine.drafting.levels if level.name == "eagle"]
+    memory = level.memory  # type: ignore[attr-defined]
+    fuse, draft, features = memory.programs["fuse"], memory.programs["draft"], memory.buffers.features
+    made = np.random.default_rng(0).standard_normal((2, features.shape[1]), np.float32)
+    counted.fake.execute = None
+    counted.fake.block(memory.arena + fuse.spec.taps["features"].arena, made.nbytes)[: made.nbytes] = made.reshape(-1).view(np.uint8)
+    counted.lists.append(Counter())
+    memory.buffers.header[Header.ROWS] = memory.buffers.header[Header.OUT] = 2
+    waited, found = counted.fake.calls.count("cuStreamSynchronize"), []
+    features[:2] = 9
+    assert fuse.feed(draft, "features")
+    draft.start()
+    assert counted.fake.calls.count("cuStreamSynchronize") == waited
+    for _ in range(2):
+        found.append(memory.device.download(memory.inputs + memory.places["features"], made.nbytes).view(np.float32).reshape(made.shape))
+        draft.start()
+    assert np.array_equal(found[0], made)
+    assert (found[1] == 9).all()
 
 
 def test_nothing_is_captured_loaded_or_allocated_after_load(counted: Counted) -> None:
