@@ -16,7 +16,7 @@ from mlsdc.targets.protocol import Call, CallArg, Declined, KernelSpec, Lowering
 from mlsdc.targets.values import geometry_of
 from mlsdc.templates.params_cuda import MOST_COLUMNS, AttendCuda, misfits
 from mlsdc.templates.params_triton import Rope
-from mlsdc.templates.params_triton_kv import AttendCombine, AttendSplit, Rotate
+from mlsdc.templates.params_triton_kv import AttendCoarse, AttendCombine, AttendSplit, Rotate
 
 SPLIT_INPUTS = ("header", "positions", "row_slot", "ancestors", "seq_ctx", "seq_row", "seq_rows", "page_table", "scratch_table")
 STATES = ("m_ptr: *f32", "l_ptr: *f32", "acc_ptr: *f32")
@@ -68,7 +68,9 @@ def lower_attention(target: NvidiaTarget, node: Node, op: ops_kv.PagedAttention,
     max_rows, kv = target.max_rows, geometry.layer_format(op.layer)
     tile = most_tile(target.gpu.sm, kv, head_dim)
     fast = not target.exact and not 0 < op.window < BLOCK  # a tree is at most BLOCK deep: wider windows hide none of a row's ancestors
-    split = AttendSplit(geometry, target.limits, kv.name, heads, op.scale, tile, op.window, op.softcap, op.sinks, fast)
+    coarse = op.coarse and "int8n" in (kv.keys.name, kv.values.name)
+    split = (AttendCoarse if coarse else AttendSplit)(
+        geometry, target.limits, kv.name, heads, op.scale, tile, op.window, op.softcap, op.sinks, fast)
     if target.attention == "nvrtc":
         if why := misfits(geometry, kv.name, split.group):
             return Declined(f"attention by nvrtc does not do {why}: leave out 'kernels: {{attention: nvrtc}}'")

@@ -15,12 +15,12 @@ INCLUDE = re.compile(r'include "triton/([^"]+\.jinja)"')
 FORMAT = re.compile(r'include "triton/(\w+_)" ~ [^"]+ ~ "([^"]+)"')
 
 DIGESTS = {
-    "append_kv": "8d8dfeccadaae0dc8798289d2acc8963eff3d89952038272c591aef1bb8dfebb",
+    "append_kv": "e43880931eb4c735ad51d7dd259420a694f98e912f3e1d572719fa68c985ff36",
     "argmax_join": "150b58019f82cf691b0f67c1cdbf75df349ba1e70371f0a6413e52f02e0ad877",
     "argmax_part": "ff21092b79beaf7b60fa9e13534b37281538eeb95d26662d222ec1c811d3cfb1",
     "attend_combine": "76c59e1b1853c9f590caafbba350951e0dd7e6fe234e0765cec3980a235c6bf6",
-    "attend_split": "7349a0fa113dfdbea0f1d696612fe725fe624c0497f721325252d642a2248ca2",
-    "commit": "1f4ab35e6a3de497e931843b594911196cc42a93dac2120d3dae983c6d1a916b",
+    "attend_split": "98e67a6237fd9695a36e077a8bc5f2c2cc15cd56b0c2586b75200217ebbb4eb4",
+    "commit": "8b87eff5e4c97df2eb25216084d25d3cf7c92830431e3f08e3a167546e0119fe",
     "elementwise": "3117296f7769dcafd9011ba262faedf357a4075425263d3c925b89295e44e2f8",
     "embed": "83b0f75d3726078bb985ca4783d041942eaad363e8236f94c7494caba0e1544d",
     "embed_q": "eb4d982ccb7561c6010b7980a6a39f34cf8977b47bfd7fb4b7e833d0ebf502b8",
@@ -33,7 +33,7 @@ DIGESTS = {
     "linear_q": "d8eb3b9e75170aab070e3247677553a39581997d4c29b419bf060985c2735f8d",
     "pad_heads": "96c8b3c3d5abda3ae824678e12b4e1e3de0e29fbd79845c2b2de6ed558822845",
     "quantise": "2545d8ced677356650bb3676eab90107c19a0125c049b22cf5a46a6f6ac9a9ea",
-    "quantise_kv": "88fc58349beacbfe3fecb313db7d89f9aa56bda4f8bb62f19bb8c904fcfbc23d",
+    "quantise_kv": "d6099ffa295488bb049d618f2a786ad06663e6adfd38f9c6943085a0f82455a8",
     "reduce": "7a33f5f881919a7244a68f39c579b6b5257b9b1568e5cb7a88037f3fceb43033",
     "rms_norm": "85471cd394489a493cb27b671355d9cd4aad0c1ddb97aea93c2218449eba0e70",
     "rope": "d10ed2f35e62005dfb854be1b9fbcd96968074363745fc03ecaf3a2a3cb09271",

@@ -5,20 +5,31 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from mlsdc.runtime.kv_blocks import Block
+from mlsdc.runtime.kv_blocks import Block, NestedKeys, NestedValues
 from mlsdc.runtime.kv_format import KvFormat, KvGeometry, format_named
 from mlsdc.runtime.kv_levels import ChannelKeys, TokenKeys, TokenValues
 from mlsdc.runtime.step import BLOCK, Limits
 from mlsdc.templates.params_pages import OverPages
 from mlsdc.templates.params_triton import digest, power_of_two
 
-TRITON_FORMATS = ("bf16", "int8", "fp8", "int4-token", "int4", "int2")  # that there are fragments for
-TOPS = {"bf16": 0.0, "int8": 127.0, "fp8": 448.0}  # what a token's scale takes its largest channel to; other formats have levels
+TRITON_FORMATS = ("bf16", "int8", "fp8", "int8n", "int4-token", "int4", "int3", "int2")  # that there are fragments for
+TOPS = {"bf16": 0.0, "int8": 127.0, "int8n": 127.0, "fp8": 448.0}  # what a token's scale takes its largest channel to; others have levels
 
 
 def code_bits(block: Block) -> int:
-    """Bits of a code."""
-    return block.bits_ if isinstance(block, TokenKeys | TokenValues | ChannelKeys) else (16 if block.name == "bf16" else 8)
+    """Bits of a code in a byte of the first plane."""
+    if isinstance(block, TokenKeys | TokenValues | ChannelKeys):
+        return block.low_bits
+    return 4 if block.name == "int8n" else 16 if block.name == "bf16" else 8
+
+
+def code_top(block: Block) -> float:
+    """What a token's scale takes its largest channel to; of levels the largest code."""
+    return float(block.most) if isinstance(block, TokenKeys | TokenValues | ChannelKeys) else TOPS[block.name]
+
+
+def codes_of(block: Block) -> str:
+    return "int8" if block.name == "int8n" else block.name if block.name in TOPS else "levels"
 
 
 def code_cut(block: Block) -> float:
@@ -52,24 +63,25 @@ class Paged(OverPages):
 
     @property
     def keys(self) -> str:
-        """Fragments that read and write keys: bf16, packed (a scale, or levels, a token) or channel (levels a channel)."""
+        """Fragments that read and write keys: bf16, packed (a scale, or levels, a token), nested (int8 in two planes) or channel (levels a
+        channel)."""
         if isinstance(self.kv.keys, ChannelKeys):
             return "channel"
-        return "bf16" if self.kv.keys.name == "bf16" else "packed"
+        return {"bf16": "bf16", "int8n": "nested"}.get(self.kv.keys.name, "packed")
 
     @property
     def values(self) -> str:
-        """Fragments that read and write values: bf16 or packed."""
-        return "bf16" if self.kv.values.name == "bf16" else "packed"
+        """Fragments that read and write values: bf16, packed or nested."""
+        return {"bf16": "bf16", "int8n": "nested"}.get(self.kv.values.name, "packed")
 
     @property
     def key_codes(self) -> str:
         """What a code stands for: int8, fp8 or levels."""
-        return self.kv.keys.name if self.kv.keys.name in TOPS else "levels"
+        return codes_of(self.kv.keys)
 
     @property
     def value_codes(self) -> str:
-        return self.kv.values.name if self.kv.values.name in TOPS else "levels"
+        return codes_of(self.kv.values)
 
     @property
     def key_bits(self) -> int:
@@ -81,12 +93,11 @@ class Paged(OverPages):
 
     @property
     def key_top(self) -> float:
-        """What a token's scale takes its largest channel to; of levels the largest code."""
-        return TOPS.get(self.kv.keys.name, 2.0**self.key_bits - 1)
+        return code_top(self.kv.keys)
 
     @property
     def value_top(self) -> float:
-        return TOPS.get(self.kv.values.name, 2.0**self.value_bits - 1)
+        return code_top(self.kv.values)
 
     @property
     def key_cut(self) -> float:
@@ -99,14 +110,30 @@ class Paged(OverPages):
 
     @property
     def key_words(self) -> int:
-        """Words of a token's key, 16 tokens side by side."""
+        """Words of a token's key in the first plane, 16 tokens side by side."""
         return self.geometry.head_dim * self.key_bits // 32
 
     @property
+    def key_more(self) -> int:
+        """The same of the second plane, behind the first: low nibbles of int8n, highest bits of int3; 0 where there is none."""
+        block = self.kv.keys
+        if isinstance(block, NestedKeys):
+            return self.key_words
+        return block.high_run(4 * self.key_words) // 4 if isinstance(block, TokenKeys | ChannelKeys) else 0
+
+    @property
     def value_run(self) -> int:
-        """Bytes of a token's value (elements for bf16): of packed codes channels of a run."""
+        """Bytes of a token's value in the first plane (elements for bf16): of packed codes channels of a run."""
         block = self.kv.values
-        return block.run(self.geometry.head_dim) if isinstance(block, TokenValues) else self.geometry.head_dim
+        return block.run(self.geometry.head_dim) if isinstance(block, TokenValues | NestedValues) else self.geometry.head_dim
+
+    @property
+    def value_more(self) -> int:
+        """Bytes of a token in the second plane."""
+        block = self.kv.values
+        if isinstance(block, NestedValues):
+            return self.value_run
+        return block.high_run(self.value_run) if isinstance(block, TokenValues) else 0
 
     @property
     def value_quad(self) -> bool:
@@ -155,11 +182,13 @@ class AttendSplit(Paged):
     sinks: int = 0
     fast: bool = False
     min_splits: ClassVar[int] = 16
+    coarse: ClassVar[bool] = False  # of nested formats the high plane alone
 
     @property
     def key(self) -> str:
         return self.named(f"h{self.heads}", f"m{self.tile_rows}", f"w{self.window}" if self.window else "",
-                          "softcap" if self.softcap else "", f"s{self.sinks}" if self.sinks else "", "fast" if self.fast else "")
+                          "softcap" if self.softcap else "", f"s{self.sinks}" if self.sinks else "", "fast" if self.fast else "",
+                          "coarse" if self.coarse else "")
 
     @property
     def group(self) -> int:
@@ -207,6 +236,13 @@ class AttendSplit(Paged):
     @property
     def _max_blocks(self) -> int:
         return -(-(self.limits.max_model_len + self.limits.max_tree_nodes) // BLOCK)
+
+
+@dataclass(frozen=True)
+class AttendCoarse(AttendSplit):
+    """The same over the high plane of a nested format, each byte as the middle of its 16."""
+
+    coarse: ClassVar[bool] = True
 
 
 @dataclass(frozen=True)

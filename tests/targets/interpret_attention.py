@@ -72,7 +72,7 @@ def kv_type(shape: Shape) -> KvType:
 
 
 def attention_graph(shape: Shape, limits: Limits, quantise: bool = False) -> Graph:
-    op = PagedAttention(shape.layer, shape.scale, shape.window, shape.softcap, quantise, shape.sinks)
+    op = PagedAttention(shape.layer, shape.scale, shape.window, shape.softcap, quantise, shape.sinks, shape.coarse)
     return node_graph(limits, op, q=(shape.heads, shape.head_dim), kv=kv_type(shape), tree=TreeType())
 
 

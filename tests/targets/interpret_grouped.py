@@ -20,6 +20,9 @@ from tests.targets.triton_machine import TritonMachine
 SHAPES = {
     "int4": Shape(3, 1, 64, page_size=32, format="int4"),
     "int2": Shape(4, 2, 64, page_size=16, num_layers=1, layer=0, format="int2", window=50),
+    "int3": Shape(2, 1, 32, page_size=16, num_layers=1, layer=0, format="int3"),
+    "int3 wide": Shape(2, 1, 128, page_size=32, format="int3"),
+    "nested": Shape(2, 1, 64, page_size=32, format="int8n/int4@0=int8n"),
     "mixed": Shape(2, 1, 32, page_size=64, format="int8/int4@0=bf16", softcap=2.0),
     "sinks": Shape(2, 1, 32, page_size=16, format="int4", window=70, sinks=5),
     "skipped": Shape(2, 1, 64, page_size=64, layer=0, format="int8/int4@0=bf16"),

@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("triton", reason="triton is not installed (pip install mlsdc[nvidia])")
 
 
-@pytest.mark.parametrize(("name", "until"), [("int2", 66), ("sinks", 60)])
+@pytest.mark.parametrize(("name", "until"), [("int2", 66), ("sinks", 60), ("int3", 66)])
 def test_pages_and_rows_do_not_depend_on_how_a_sequence_grew(root: Path, name: str, until: int) -> None:
     """`int4`, `mixed` and `skipped` of the same module take minutes: run them by hand (docs/gpu.md)."""
     command = [sys.executable, "-m", "tests.targets.interpret_grouped", str(until), name]

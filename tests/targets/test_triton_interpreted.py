@@ -38,11 +38,14 @@ SHAPES = {
     "int4 by token": Shape(2, 1, 64, page_size=64, format="int4-token"),
     "narrow int8": Shape(2, 2, 32, page_size=16, format="int8", window=40),
     "mixed": Shape(4, 2, 32, page_size=16, format="fp8/int4-token"),
+    "int8n": Shape(3, 1, 64, page_size=32, format="int8n"),
+    "high nibbles": Shape(2, 2, 32, page_size=16, format="int8n", window=40, coarse=True),
+    "nested keys": Shape(2, 1, 128, page_size=16, num_layers=1, layer=0, format="int8n/fp8", coarse=True),
     "mixed bf16": Shape(2, 2, 64, page_size=32, num_layers=3, format="int4-token/bf16@0=bf16/int8"),
 }
 SMALL = Shape(2, 1, 64, page_size=16)
 FAST = ("smollm2", "small pages", "window", "sinks", "int8", "fp8", "int4 by token", "mixed bf16")  # windows: one wide enough, one not
-FORMATS = ("int8", "fp8", "int4-token")
+FORMATS = ("int8", "fp8", "int4-token", "int8n")
 PARENTS = (-1, 0, 0, 1, -1, 3, 2)  # seven nodes, four deep, with siblings
 K_START, V_START, COLUMNS = 128, 192, 256  # of a fused projection of SMALL: two query heads, one key head, one value head
 TINY = Shape(1, 1, 32, page_size=16, num_layers=1, layer=0)
@@ -65,6 +68,8 @@ def jobs() -> list[Job]:
     found += [attention("batch", batch), attention("a8", batch, quantise=True), replace(attention("backwards", batch), reverse=True)]
     found += [attention(f"first {m} rows", lay_out(SMALL, [tree.only(range(m))], pages_seed=m)) for m in range(1, 9)]
     found += [attention("full tree", lay_out(TINY, [drafted(rng(4), TINY, 30, random_parents(rng(5), 63))], limits=WIDE))]
+    whole = SHAPES["int8"]
+    found += [attention(f"as {name}", lay_out(replace(whole, format=name), random_batch(rng(3), whole))) for name in ("int8", "int8n")]
     found += [replace(job, name=f"fast {job.name}", exact=False) for job in found if job.name in (*FAST, "batch", "full tree")]
     found += [attention("elsewhere", lay_out(SMALL, [decode, chunk, tree], pages_seed=99))]
     found += [attention("chunks", lay_out(SMALL, [chunk.only(range(4)), chunk.only(range(4, 7)), chunk.only(range(7, 11))]))]
@@ -227,6 +232,10 @@ def test_quantised_rows_have_the_bytes_of_the_format(run: Run, format: str) -> N
     name = f"append {format}"
     values = run.jobs[name].values
     assert np.array_equal(run.outcomes[name].pool, written(run.cases[name], values["k"], values["v"]))
+
+
+def test_attention_over_two_planes_has_the_bits_of_int8(run: Run) -> None:
+    assert np.array_equal(run.rows("as int8n"), run.rows("as int8"))
 
 
 def test_a_fused_append_turns_keys_and_writes_the_same_bytes(run: Run) -> None:
