@@ -70,6 +70,9 @@ class Texts:
     def greedy(self) -> list[Recorded]:
         return [step for step in self.steps if not step.sampled]
 
+    def rates(self, names: Sequence[str]) -> tuple[Rate, ...]:
+        return tuple(survival(self.steps, names))
+
 
 class SendBest(Controller):
     """Always the likeliest `nodes` nodes."""
@@ -210,8 +213,8 @@ def plain_speed(texts: Texts, times: Times) -> PlanSpeed:
     return PlanSpeed(OFF, 1 / (times.steps.step_s(1, context) + times.plain_s), None, 1.0)
 
 
-def played_out(levels: Sequence[str], texts_of: Callable[[Sequence[str]], Texts], times: Times, rates: Sequence[Rate],
-               names: Sequence[str], settled: Mapping[str, str] | None = None) -> tuple[list[PlanSpeed], dict[str, str]]:
+def played_out(levels: Sequence[str], texts_of: Callable[[Sequence[str]], Texts], times: Times, names: Sequence[str],
+               settled: Mapping[str, str] | None = None) -> tuple[list[PlanSpeed], dict[str, str]]:
     """Predicted speeds of all plans, the chosen one first, and the levels that do not pay 5 % (or that are `settled` not to).
 
     `texts_of` some of the `levels` says what these propose when they are asked alone. The dearest level is doubted first. `names` are those
@@ -219,8 +222,8 @@ def played_out(levels: Sequence[str], texts_of: Callable[[Sequence[str]], Texts]
     """
 
     def by_controller(kept: Sequence[str]) -> PlanSpeed:
-        name = CHOSEN if len(kept) == len(levels) else f"only {', '.join(kept)}"
-        return play(name, texts_of(kept), times, knowing(Controller(Measured(times.steps)), rates, names), times.decide_s)
+        name, texts = CHOSEN if len(kept) == len(levels) else f"only {', '.join(kept)}", texts_of(kept)
+        return play(name, texts, times, knowing(Controller(Measured(times.steps)), texts.rates(names), names), times.decide_s)
 
     full = texts_of(levels)
     off = plain_speed(full, times)
@@ -240,7 +243,7 @@ def played_out(levels: Sequence[str], texts_of: Callable[[Sequence[str]], Texts]
             speeds.append(without)
     for nodes in FIXED:
         if any(len(step.tree) >= nodes for step in full.steps):
-            speeds.append(play(f"always {nodes} nodes", full, times, knowing(SendBest(nodes), rates, names), times.choose_s))
+            speeds.append(play(f"always {nodes} nodes", full, times, knowing(SendBest(nodes), full.rates(names), names), times.choose_s))
     return [chosen, *speeds], dropped
 
 

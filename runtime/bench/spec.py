@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from statistics import median
 from typing import Any
 
@@ -25,13 +26,17 @@ from mlsdc.runtime.sampling_params import SamplingParams, Speculation
 FORMAT = 1
 MERGED_NODES = 32  # of a merged tree
 PLAIN = Speculation(enabled=False)
+SAME_STEP_S = 1e-4  # deltas that come together are of one step
+STALLED = 4.0  # times the usual step: the machine did something else
 
 
 @dataclass
 class Side:
-    """Sums of one way of decoding. `seconds` and `tokens` count what came after the batches' last first token."""
+    """Sums of one way of decoding. `seconds` and `tokens` count what came after the batches' last first token; of the seconds, `stalled` are
+    what steps that stalled took longer than usual."""
 
     seconds: list[float] = field(default_factory=list)
+    stalled: list[float] = field(default_factory=list)
     tokens: int = 0
     steps: int = 0
     stepped: int = 0  # tokens of those steps
@@ -209,7 +214,15 @@ def run(engine: Engine, texts: Sequence[Any], speculation: Speculation | None, m
     results = engine.generate(list(texts), params, on_token=on_token)
     start = begun.get("start", came[0][0])
     side.seconds.append(max(1e-9, came[-1][0] - start))
+    side.stalled.append(stalled_s([when for when, _ in came if when >= start]))
     side.tokens += sum(count for when, count in came if when > start)
     side.steps += sum(result.statistics.steps for result in results)
     side.stepped += sum(len(result.token_ids) - 1 for result in results)
     return [result.token_ids for result in results]
+
+
+def stalled_s(times: Sequence[float]) -> float:
+    """Seconds that steps which ended at `times` took longer than the median one, counting those that took several times as long."""
+    gaps = [gap for a, b in pairwise(times) if (gap := b - a) > SAME_STEP_S]
+    usual = median(gaps) if gaps else 0.0
+    return sum(gap - usual for gap in gaps if gap > STALLED * usual)

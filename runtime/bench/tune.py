@@ -31,7 +31,6 @@ from mlsdc.runtime.bench.replayed import (
     marginal,
     played_out,
     sibling_ranks,
-    survival,
 )
 from mlsdc.runtime.bench.rig import Rig
 from mlsdc.runtime.bench.spec import PLAIN, Side, Swap, run
@@ -129,11 +128,12 @@ def tune(path: Path, prompts: Sequence[BenchPrompt], *, threads: int | None = No
         if not any(step.tree for step in full.steps):
             raise MlsdcError(f"{path}: nothing was drafted on these prompts: give longer ones, or more --tokens")
         bench.warm()
-        rates = tuple(survival(full.steps, names))
-        speeds, dropped = played_out(levels, bench.texts, bench.times, rates, names)
+        speeds, dropped = played_out(levels, bench.texts, bench.times, names)
+        kept = bench.texts([level for level in levels if level not in dropped]) if len(dropped) < len(levels) else full
+        rates = {(rate.level, rate.sampled, rate.depth): rate for texts in (full, kept) for rate in texts.rates(names)}
+        ranks = sibling_ranks(full.greedy, names) | sibling_ranks(kept.greedy, names)
         costs = replace(table, draft_s=dict(marginal(levels, bench.texts)))
-        plan = PlanFile(sha256, machine, costs, 0.0, rates, tuple(speeds), dropped, sibling_ranks(full.greedy, names), len(prompts),
-                        len(full.steps))
+        plan = PlanFile(sha256, machine, costs, 0.0, tuple(rates.values()), tuple(speeds), dropped, ranks, len(prompts), len(full.steps))
         if check:
             say("the plans, run")
             plan = bench.checked(plan, levels)
@@ -181,7 +181,7 @@ class Bench:
             run(self.engine, [prompt.prompt], PLAIN, self.max_tokens, 0.0, 0, plain)
         context = round(sum(context for _, context, _ in sweep.steps) / max(1, len(sweep.steps)))
         steps = whole_steps(self.table, sweep.steps)
-        plain_s = sum(plain.seconds) / max(1, plain.tokens)
+        plain_s = (sum(plain.seconds) - sum(plain.stalled)) / max(1, plain.tokens)
         choose_s = median(sweep.choosing) if sweep.choosing else 0.0
         native = isinstance(self._whole.controller, NativeController)  # that takes next to nothing
         self.times = Times(steps, plain_s - steps.step_s(1, context), choose_s, 0.0 if native else choose_s)
@@ -195,7 +195,7 @@ class Bench:
 
     def checked(self, plan: PlanFile, levels: Sequence[str]) -> PlanFile:
         """The plan with predictions from steps that were timed in turn with the plans, which are run."""
-        swaps = self._swaps(plan)
+        swaps = self._swaps(plan, levels)
         sides: dict[tuple[str, int], list[Side]] = defaultdict(list)
         sweep = Sweep()
         for turn in range(CHECK_ROUNDS):
@@ -208,13 +208,13 @@ class Bench:
                     sides[name, i].append(side)
         self.times = replace(self.times, steps=whole_steps(self.table, sweep.steps))
         self._whole.use(self.engine)  # texts of other levels may be wanted
-        speeds, _ = played_out(levels, self.texts, self.times, plan.rates, self.names, plan.dropped)
+        speeds, _ = played_out(levels, self.texts, self.times, self.names, plan.dropped)
         found = {speed.name: speed for speed in speeds}
         return replace(plan, speeds=tuple(
             replace(found.get(speed.name, speed), measured=_speed([sides[speed.name, i] for i in range(len(self.prompts))])
                     if speed.name in swaps else None) for speed in plan.speeds))
 
-    def _swaps(self, plan: PlanFile) -> dict[str, Swap]:
+    def _swaps(self, plan: PlanFile, levels: Sequence[str]) -> dict[str, Swap]:
         """How the engine runs each of the plans."""
         drafting, swaps = self.engine.drafting, dict[str, Swap]()
         for speed in plan.speeds:
@@ -223,14 +223,14 @@ class Bench:
                 drafting.take(plan, "tuning")
                 swaps[speed.name] = Swap("", drafting.level, drafting.controller)
             elif fixed or speed.name == OFF:
-                swaps[speed.name] = Swap("", self._whole.level, knowing(SendBest(fixed), plan.rates, self.names))
+                swaps[speed.name] = Swap("", self._whole.level, knowing(SendBest(fixed), self.texts(levels).rates(self.names), self.names))
         return swaps
 
 
 def _speed(sides: Sequence[Sequence[Side]]) -> float:
-    """Of all prompts, from the median round of each."""
+    """Of all prompts, from the median round of each; stalls are not the plan's."""
     tokens = sum(rounds[0].tokens for rounds in sides)
-    return tokens / max(1e-9, sum(median(side.seconds[-1] for side in rounds) for rounds in sides))
+    return tokens / max(1e-9, sum(median(side.seconds[-1] - side.stalled[-1] for side in rounds) for rounds in sides))
 
 
 @contextmanager

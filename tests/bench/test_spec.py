@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from mlsdc.runtime.bench.prompts import BenchPrompt, read_prompts
-from mlsdc.runtime.bench.spec import Side, figures
+from mlsdc.runtime.bench.spec import Side, figures, stalled_s
 from mlsdc.runtime.errors import MlsdcError
 
 
@@ -48,3 +48,9 @@ def test_ratio_is_of_times_and_length_of_steps() -> None:
     found = figures("qa", plain, spec, [(2.0, 1.0), (4.0, 2.0)], 2, 0)
     assert (found.length, found.speed, found.plain_speed, found.ratio) == (2.5, 20.0, 10.0, 2.0)
     assert (found.p50_ms, found.p99_ms) == (50.0, 1000.0)
+
+
+def test_a_stall_is_what_a_step_took_longer_than_usual() -> None:
+    """Steps of 1 s; one of 11; one of 3, which a larger tree explains; deltas of a batch come together."""
+    assert stalled_s([0.0, 1.0, 2.0, 2.00001, 13.0, 16.0, 17.0, 18.0]) == pytest.approx(11.0 - 1.0, abs=1e-3)
+    assert stalled_s([5.0]) == 0.0

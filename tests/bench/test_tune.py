@@ -107,7 +107,7 @@ def proposals(trees: dict[tuple[str, ...], Tree], cost: dict[tuple[str, ...], fl
 
 def test_a_level_that_brings_nothing_is_dropped_and_one_that_does_is_kept() -> None:
     texts = proposals({("a", "b"): TREE, ("a",): A_ALONE, ("b",): B_ALONE}, {("a", "b"): 2e-6, ("a",): 1e-6, ("b",): 1e-6})
-    speeds, dropped = played_out(NAMES[:2], texts, Times(FLAT), tuple(survival(texts(("a", "b")).steps, NAMES)), NAMES)
+    speeds, dropped = played_out(NAMES[:2], texts, Times(FLAT), NAMES)
     assert set(dropped) == {"b"}
     assert "over the others; 5 % is the least that pays" in dropped["b"]
     assert speeds[0].name == CHOSEN
@@ -118,10 +118,10 @@ def test_a_level_whose_trees_hide_those_of_the_level_below_is_judged_by_what_tha
     """Stacked, every node is b's: a alone proposes as well, and b takes two steps' time."""
     of_b = Tree(TREE.tokens[:3], TREE.parents[:3], TREE.logq[:3], (1, 1, 1))
     texts = proposals({("a", "b"): of_b, ("a",): A_ALONE, ("b",): of_b}, {("a", "b"): 2e-3, ("a",): 1e-6, ("b",): 2e-3})
-    speeds, dropped = played_out(NAMES[:2], texts, Times(FLAT), tuple(survival(texts(("a", "b")).steps, NAMES)), NAMES)
+    speeds, dropped = played_out(NAMES[:2], texts, Times(FLAT), NAMES)
     assert set(dropped) == {"b"}
     assert speeds[0].predicted == pytest.approx(play("x", texts(("a",)), Times(FLAT), Controller(Measured(FLAT))).predicted, rel=0.05)
-    again, settled = played_out(NAMES[:2], texts, Times(FLAT), (), NAMES, {"a": "for no reason", "b": "too dear"})
+    again, settled = played_out(NAMES[:2], texts, Times(FLAT), NAMES, {"a": "for no reason", "b": "too dear"})
     assert set(settled) == {"a", "b"}
     assert again[0].predicted == next(speed for speed in again if speed.name == "off").predicted
 
