@@ -32,8 +32,8 @@ STALLED = 4.0  # times the usual step: the machine did something else
 
 @dataclass
 class Side:
-    """Sums of one way of decoding. `seconds` and `tokens` count what came after the batches' last first token; of the seconds, `stalled` are
-    what steps that stalled took longer than usual."""
+    """Sums of one way of decoding. `seconds` and `tokens` count what came after the batches' last first token; `stalled` is the part of the
+    seconds that stalled steps took longer than usual."""
 
     seconds: list[float] = field(default_factory=list)
     stalled: list[float] = field(default_factory=list)
