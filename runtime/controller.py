@@ -5,13 +5,13 @@ of the node, r how much more or less often than its q the target chose nodes of 
 the whole engine's before it has its own). Every proposal is scored against what was committed, the nodes that were not sent included: what
 follows is known as far as tokens were committed.
 
-Of all proposed nodes of all requests, those that speed up their own request most first, the step takes the M that maximise
+Of all proposed nodes of all requests, those that speed up their own request most first, the step takes the M that minimise
 
-    product over requests of (1 + sum of its nodes' chances)^(1/N) / (t_draft + t(N + M))
+    mean over requests of (t_draft + t(N + M)) / (1 + sum of its nodes' chances)
 
-the geometric mean of the requests' speeds; N are the sequences that decode, t is runtime/costs.py. With the arithmetic mean (vLLM's
-adaptive verification) a few requests that draft well would make the steps of all others longer, and a batch ends with its slowest; for
-one request the two are the same. M = 0 is always among them (and taken once in some hundred steps, to keep its cost known). Where
+the mean time that a request waits for a token; N are the sequences that decode, t is runtime/costs.py. With the speeds' arithmetic mean
+(vLLM's adaptive verification), and still with their geometric one, a few requests that draft well make the steps of all others longer, which have no
+part in it, and a batch ends with its slowest; for one request all three are the same. M = 0 is always among them (and taken once in some hundred steps, to keep its cost known). Where
 several sequences decode, no step is made LONGEST times as long as without drafts. A request whose drafts do not pay for themselves is
 not asked for a while (then rarely, the more rarely the dearer drafts are, and again at once when a probe pays); how many nodes a level is
 asked for follows how many were taken.
@@ -200,7 +200,8 @@ class Controller:
             total = 0  # what a step without drafts takes must be known to know what they cost
         order: list[tuple[int, int]] = []
         gains, taken = [1.0] * len(proposals), [0] * len(proposals)
-        best, best_score, product = 0, power(MARGIN, sequences), 1.0
+        best, best_score, waits = 0, MARGIN, float(max(sequences, len(proposals)))
+        everyone = waits
         for m in range(1, total + 1):
             first, factor = -1, 0.0
             for i, queue in enumerate(queues):
@@ -211,9 +212,10 @@ class Controller:
             node = queues[first][taken[first]]
             order.append((first, node))
             taken[first] += 1
+            waits -= 1.0 / gains[first]
             gains[first] += chances[first][node]
-            product *= factor
-            score = product * power((draft_s + plain_s) / (draft_s + seconds[m]), sequences)
+            waits += 1.0 / gains[first]
+            score = (everyone / waits) * ((draft_s + plain_s) / (draft_s + seconds[m]))
             if score > best_score and seconds[m] <= most_s:
                 best, best_score = m, score
         kept: list[list[int]] = [[] for _ in proposals]
@@ -238,8 +240,8 @@ class Controller:
             return known[0]
         seconds = np.array(self.costs.line(rows, MAX_NODES, context))
         each, more = np.divmod(np.arange(MAX_NODES + 1), sequences)  # spread evenly they bring most
-        gain = (sequences - more) * np.log1p(HOPE * each) + more * np.log1p(HOPE * (each + 1))
-        pays = gain > sequences * np.log(MARGIN * seconds / seconds[0])
+        waits = (sequences - more) / (1 + HOPE * each) + more / (1 + HOPE * (each + 1))
+        pays = sequences * seconds[0] > MARGIN * seconds * waits
         found = np.flatnonzero(pays & (seconds <= self.most_s(sequences, context)))
         if len(self._rooms) > 256:
             self._rooms.clear()
@@ -316,14 +318,6 @@ class Controller:
             if after < 0:
                 return
             at = after
-
-
-def power(x: float, times: int) -> float:
-    """`x` to the power of a whole number, by multiplying again and again: native code has the same bits."""
-    found = 1.0
-    for _ in range(times):
-        found *= x
-    return found
 
 
 def said(tree: Tree, node: int) -> float:

@@ -24,6 +24,8 @@ from mlsdc.runtime.plan_file import PlanFile
 from mlsdc.runtime.request import Request, StepItem
 from mlsdc.runtime.tree import Tree
 
+QUIET_LEARNED = 4  # of so many steps in which nobody is asked the time of one is learned
+
 
 class Drafting:
     """The drafting levels of one engine, cheapest first; none of them: plain decoding."""
@@ -45,8 +47,10 @@ class Drafting:
         self._names = (*(level.name for level in manifest.levels), "grammar")  # forced tokens count as a level of their own
         self._asked: dict[int, tuple[Proposal, int]] = {}  # this step's proposals, and how many tokens their requests had
         self._choose_s = 2e-5  # what choosing takes for a proposal, a moving average: drafting costs that, too
-        self._draft_s = 5e-5  # the same of proposing and choosing together, where both are native
-        self._step: tuple[int, float] | None = None  # context and start of the step that runs
+        self._draft_s = 5e-5  # the same of proposing, choosing and learning together, where all are native
+        self._drafted_s, self._drafted = 0.0, 0  # what this step's proposals took so far, and how many there are
+        self._step: tuple[int, float] | None = None  # context and start of the step that runs, if its time is to be learned
+        self._quiet = 0  # steps in a row in which nobody was asked
         self._full = False  # this step had no room for drafts: nobody was asked, and nothing is kept free in the next one
         self._turns: list[tuple[Request, Seat]] = []  # requests with a seat that the step brought tokens
 
@@ -106,11 +110,11 @@ class Drafting:
         room = self.controller.room(rows, sequences, context)
         if not room:
             self._full = rows == sequences  # rows of prompts pass
-            self._step = context, self.clock()
+            self._begin_step(context, asked=False)
             return
         if self._batch is not None and self.controller.trace is None:
-            self._draft_natively(self._batch, decoding, room, rows, sequences, context)
-            self._step = context, self.clock()
+            asked = self._draft_natively(self._batch, decoding, room, rows, sequences, context)
+            self._begin_step(context, asked=asked)
             return
         wanted = [item for item in decoding if item.budget and self.controller.welcome(self._drafter(item.request), sequences)]
         if wanted:
@@ -125,10 +129,16 @@ class Drafting:
             for (item, _), proposal, tree in zip(able, proposals, kept, strict=True):
                 item.tree = tree
                 self._asked[item.request.id] = proposal, len(item.request.tokens)
-        self._step = context, self.clock()
+        self._begin_step(context, asked=bool(wanted))
 
-    def _draft_natively(self, batch: NgramBatch, items: Sequence[StepItem], room: int, rows: int, sequences: int, context: int) -> None:
-        """`draft` of requests whose proposals come from an n-gram level alone: two native calls for all of them."""
+    def _begin_step(self, context: int, *, asked: bool) -> None:
+        """Its time will be learned: always where somebody was asked, else now and then, since learning takes time, too."""
+        self._quiet = 0 if asked else self._quiet + 1
+        if self._quiet % QUIET_LEARNED == 0:
+            self._step = context, self.clock()
+
+    def _draft_natively(self, batch: NgramBatch, items: Sequence[StepItem], room: int, rows: int, sequences: int, context: int) -> bool:
+        """`draft` of requests whose proposals come from an n-gram level alone: two native calls for all of them. Whether any was asked."""
         start = self.clock()
         items = [item for item in items if item.budget]
         # all of them before the first is asked: where slots run out, everything moves, and what `ask` has written is lost
@@ -146,11 +156,12 @@ class Drafting:
             request.num_observed = seat.before
             asked.append(item)
         if not asked:
-            return
+            return False
         for item, tree in zip(asked, batch.draft(rows, sequences, context, self._draft_s * len(asked)), strict=True):
             if tree is not None:
                 item.tree = tree
-        self._draft_s += 0.1 * ((self.clock() - start) / len(asked) - self._draft_s)
+        self._drafted_s, self._drafted = self.clock() - start, len(asked)
+        return True
 
     def _fits(self, item: StepItem, tree: Tree) -> bool:
         return len(tree) <= item.budget and (not tree or (min(tree.tokens) >= 0 and max(tree.tokens) < self._vocab_size))
@@ -222,10 +233,15 @@ class Drafting:
         if not turns or self._batch is None:
             return
         self._turns = []
+        start = self.clock()
         wishes = self._batch.learn([seat for _, seat in turns], [request.tokens for request, _ in turns],
                                    [request.budget for request, _ in turns])
         for (request, _), wish in zip(turns, wishes, strict=True):
             request.wish = wish
+        if self._drafted:
+            seconds = self._drafted_s + self.clock() - start
+            self._draft_s += 0.1 * (seconds / self._drafted - self._draft_s)
+            self._drafted = 0
 
     def done(self, items: Sequence[StepItem]) -> None:
         """The step is over: what it took since its drafts is what its rows cost, of trees as they were sent (a grammar changes some)."""
