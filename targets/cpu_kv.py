@@ -111,14 +111,15 @@ def lower_attention(target: CpuTarget, node: Node, op: ops_kv.PagedAttention, gr
     combine = K.AttendCombine(geometry, target.limits, kv, heads, 1.0 if op.softcap else op.scale, op.quantise)
     more_abi: tuple[str, ...] = ()
     more: tuple[CallArg, ...] = ()
+    kept: tuple[TempRef, ...] = (TempRef("kept"),) if attend.reads_q else ()
     if geometry.wide is not None:
         more_abi = "WIDE: pool", "CHUNK: bf16", "TAIL: i32", "ROW: i32"
         more = PoolArg(geometry.wide.k_offset(op.layer, 0)), TempRef("chunk"), InputArg("tail_table"), InputArg("seq_row")
+    abi = ("Q: f32", *(["KEPT: i32"] if kept else []), "POOL: pool", *more_abi, "POS: i32", "SLOT: i32", "ANC: u64", "CTX: i32",
+           "PAGES: i32", "SCRATCH: i32", "WORK: i32", "PART: f32")
     first = Call(
-        spec("attend", attend, "Q: f32", "POOL: pool", *more_abi, "POS: i32", "SLOT: i32", "ANC: u64", "CTX: i32", "PAGES: i32",
-             "SCRATCH: i32", "WORK: i32", "PART: f32"),
-        geometry.num_kv_heads, "WORK",
-        (ValueRef(node.inputs[0]), PoolArg(geometry.k_offset(op.layer, 0)), *more,
+        spec("attend", attend, *abi), geometry.num_kv_heads, "WORK",
+        (ValueRef(node.inputs[0]), *kept, PoolArg(geometry.k_offset(op.layer, 0)), *more,
          *(InputArg(i) for i in ("positions", "row_slot", "ancestors", "seq_ctx", "page_table", "scratch_table")),
          TempRef("work"), TempRef("parts")))
     rows = attend.rows_padded
@@ -130,4 +131,8 @@ def lower_attention(target: CpuTarget, node: Node, op: ops_kv.PagedAttention, gr
     second = Call(spec("attend_combine", combine, "PART: f32", "POS: i32", "Y: f32", *(A8_OUT if op.quantise else ()), "H: i32"), 1, "ROWS",
                   (TempRef("parts"), InputArg("positions"), *result, HEADER), TILE)
     calls = (first, second) if geometry.wide is None else (first, second, settle(geometry, target.limits, op.layer))
+    if kept:
+        temps["kept"] = rows * heads * attend.kept_words * 4
+        prepare = spec("prepare_q", K.PrepareQ(geometry, target.limits, kv, heads), "Q: f32", "KEPT: i32")
+        calls = Call(prepare, geometry.num_kv_heads, "ROWS", (ValueRef(node.inputs[0]), *kept)), *calls
     return Lowering(calls, storage(node.type), temps)

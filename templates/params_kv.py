@@ -154,6 +154,11 @@ class Paged(OverPages, TirParams):
         return run_channels(self.head_dim, self.value_parts)
 
     @property
+    def kept_words(self) -> int:
+        """Words that `prepare_q` keeps of a head's q: f32 where scales of channels come first, else two planes of int8, and some more."""
+        return (self.head_dim if isinstance(self.format.keys, ChannelKeys) else self.head_dim // 2) + 16
+
+    @property
     def max_groups(self) -> int:
         """Groups that one commit may fill."""
         return self.seqs * (1 + self.limits.max_tree_nodes // self.page_size)
@@ -224,12 +229,12 @@ class Attend(Paged):
 
     @property
     def reads_q(self) -> bool:
-        """Whether keys want a row's q in local buffers, to be split or rotated first; else they read it where it lies."""
-        return self.keys in DOTS or self.format.keys.rotated
+        """Whether keys want what `prepare_q` makes of a row's q; else they read it where it lies."""
+        return self.keys in DOTS
 
     @property
     def weighs_blocks(self) -> bool:
-        """Whether values add a block of 64 positions at once (integer dots), or token by token to what was there."""
+        """Whether values add a block of 64 positions at once (integer dots), or token by token."""
         return self.values in DOTS
 
     def key_subs(self, dot: str) -> int:
@@ -240,6 +245,15 @@ class Attend(Paged):
     def value_vectors(self, dot: str) -> int:
         """Vectors of 16 channels that share a pass over the tokens: two accumulators (planes of p) for each of them and head."""
         return max(1, REGISTERS.get(dot, FEW_REGISTERS) // (2 * self.head_tile))
+
+
+@dataclass(frozen=True)
+class PrepareQ(Paged):
+    """A row's queries as the integer dots of `Attend` want them."""
+
+    stem = "prepare_q"
+    heads: int = named("q", default=0)  # type: ignore[assignment]
+    head_tile = 1  # heads that a pass of the template takes
 
 
 @dataclass(frozen=True)

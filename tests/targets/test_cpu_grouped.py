@@ -30,6 +30,8 @@ SHAPES = {
     "mixed": Shape(2, 1, 96, page_size=64, format="int8/int4@0=bf16", softcap=2.0),
     "sinks": Shape(2, 1, 64, page_size=16, format="int4", window=70, sinks=5),
     "skipped": Shape(2, 1, 96, page_size=64, layer=0, format="int8/int4@0=bf16"),
+    "pages of 64": Shape(3, 1, 64, page_size=64, num_layers=1, layer=0, format="int4"),
+    "sinks of 20": Shape(2, 1, 64, page_size=32, num_layers=1, layer=0, format="int4", window=70, sinks=20),
 }
 MOST = 250  # positions of a test's sequence
 
