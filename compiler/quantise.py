@@ -13,8 +13,10 @@ Rounding is to nearest even, a group of zeros has scale 0 and codes 0, and all a
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, TypeAlias
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from functools import wraps
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +25,8 @@ from mlsdc.compiler.types import GROUP
 from mlsdc.runtime.kv_numbers import from_e4m3, to_e4m3
 
 Array: TypeAlias = npt.NDArray[Any]
+T = TypeVar("T")
+BLOCK = 1 << 18  # numbers that are quantised at a time
 TINY = np.float32(1e-30)  # a group of activations below it counts as zeros: 127 / max|x| must stay finite
 Q4_0_BYTES = 18  # f16 scale, 16 bytes of nibbles as in Q4_1; w = scale * (q - 8)
 Q4_1_BYTES = 20  # f16 scale, f16 min, 16 bytes of nibbles: element i low, element i + 16 high
@@ -111,6 +115,22 @@ class A16:
         return x
 
 
+def by_rows(quantise: Callable[[Array], T]) -> Callable[[Array], T]:
+    """The same, some rows at a time: what is made of them stays in a core's cache, and gigabytes need no copies of themselves."""
+
+    @wraps(quantise)
+    def some(w: Array) -> T:
+        rows = max(1, BLOCK // max(1, w.shape[-1]))
+        if w.ndim != 2 or len(w) <= rows:
+            return quantise(w)
+        parts = [quantise(w[start : start + rows]) for start in range(0, len(w), rows)]
+        names = [field.name for field in fields(parts[0])]  # type: ignore[arg-type]
+        return type(parts[0])(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
+
+    return some
+
+
+@by_rows
 def quantise_q8(w: Array) -> Q8:
     """w f32[n, k] -> q8. Raises ValueError when k is not a multiple of 32."""
     groups = grouped(w)
@@ -118,6 +138,7 @@ def quantise_q8(w: Array) -> Q8:
     return Q8(ungrouped(np.clip(np.rint(divided(groups, scales)), -127, 127), np.int8), scales)
 
 
+@by_rows
 def quantise_q4(w: Array) -> Q4:
     """w f32[n, k] -> q4. Raises ValueError when k is not a multiple of 32."""
     groups = grouped(w)

@@ -6,15 +6,16 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from mlsdc.compiler.graph import Editor, Graph, Node
+from mlsdc.compiler.ops import Op
 from mlsdc.compiler.ops_core import Reshape
 from mlsdc.compiler.ops_kv import AppendKv
 from mlsdc.compiler.ops_nn import Rope
-from mlsdc.compiler.ops_quant import AppendKvSlice, LinearQ, RopeSlice
+from mlsdc.compiler.ops_quant import AppendKvSlice, RopeSlice
 from mlsdc.compiler.pipeline import GraphPass
 from mlsdc.compiler.rewrite import Rule, apply_rules
 from mlsdc.compiler.types import TensorType
 from mlsdc.passes.names import beside, free
-from mlsdc.passes.stack_weights import stackable, stacked
+from mlsdc.passes.stack_weights import is_packed, stackable, stacked
 
 
 @dataclass(frozen=True)
@@ -34,8 +35,11 @@ class FuseQkv(GraphPass):
         %q_rope = rope_slice(%qkv, %rope_table, start=0, heads=9, head_dim=64)
         %kv.1 = append_kv_slice(%kv.0, %qkv, %rope_table, %tree, layer=0, k_start=576, v_start=768)
 
-    Declines: anything between those ops (a QK-norm); RoPE over a part of a head, or by two tables; a value in between or a weight that
-    somebody else reads; weights of different dtypes; a bias on some of the three only; no or several candidates for q.
+    A `linear` over f32 rows is fused likewise where its weight is packed (int4-a16).
+
+    Declines: anything between those ops (a QK-norm); linears of other weights (bf16, fp8); RoPE over a part of a head, or by two tables; a
+    value in between or a weight that somebody else reads; weights of different dtypes; a bias on some of the three only; no or several
+    candidates for q.
     """
 
     name: ClassVar[str] = "fuse-qkv"
@@ -73,14 +77,16 @@ def match_projections(editor: Editor, append: Node) -> tuple[Projection, Project
 
 
 def projection(editor: Editor, result: Node) -> Projection | None:
-    """linear_q -> reshape [-> rope], ending in `result`, nobody else reading what lies between."""
+    """linear -> reshape [-> rope], ending in `result`, nobody else reading what lies between."""
     split, table = result, None
     if isinstance(result.op, Rope):
         split, table = editor[result.inputs[0]], result.inputs[1]
         if editor.only_user(split.name) is None:
             return None
-    linear = editor.producer(split, 0, LinearQ) if isinstance(split.op, Reshape) else None
-    if linear is None or editor.only_user(linear.name) is None or not isinstance(split.type, TensorType) or split.type.rank != 3:
+    linear = editor.producer(split, 0, Op) if isinstance(split.op, Reshape) else None
+    if linear is None or not is_packed(editor, linear) or editor.only_user(linear.name) is None:
+        return None
+    if not isinstance(split.type, TensorType) or split.type.rank != 3:
         return None
     _, heads, head_dim = split.type.shape
     if not isinstance(heads, int) or not isinstance(head_dim, int):
@@ -90,7 +96,7 @@ def projection(editor: Editor, result: Node) -> Projection | None:
 
 def query(editor: Editor, linear: Node) -> Projection | None:
     """The projection that starts at `linear` and ends in a rope, walked downwards."""
-    split = editor.only_user(linear.name) if isinstance(linear.op, LinearQ) else None
+    split = editor.only_user(linear.name) if is_packed(editor, linear) else None
     rope = editor.only_user(split.name) if split else None
     return projection(editor, rope) if rope and isinstance(rope.op, Rope) else None
 

@@ -5,17 +5,26 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mlsdc.compiler.graph import Editor, Node, Weight
+from mlsdc.compiler.ops_nn import Linear
 from mlsdc.compiler.ops_quant import LinearQ
-from mlsdc.compiler.types import TensorType
+from mlsdc.compiler.types import DType, TensorType
 from mlsdc.passes.names import beside, free
+
+
+def is_packed(editor: Editor, linear: Node) -> bool:
+    """A linear over quantised rows, or one over f32 rows whose weight is packed as theirs are (int4-a16)."""
+    if isinstance(linear.op, LinearQ):
+        return True
+    weight = editor[linear.inputs[1]].type if isinstance(linear.op, Linear) else None
+    return isinstance(weight, TensorType) and weight.dtype in (DType.Q8, DType.Q4)
 
 
 def stackable(editor: Editor, linears: Sequence[Node]) -> bool:
     """Same input, no residual; weights, and biases (all or none), are weight nodes of one type but for the rows, read by nobody else."""
     first = linears[0]
-    if any(not isinstance(linear.op, LinearQ) or linear.op != first.op or linear.op.residual for linear in linears):
+    if any(not is_packed(editor, linear) or linear.op != first.op or getattr(linear.op, "residual", False) for linear in linears):
         return False
-    if any(linear.inputs[0] != first.inputs[0] for linear in linears):
+    if any(linear.inputs[0] != first.inputs[0] or len(linear.inputs) != len(first.inputs) for linear in linears):
         return False
     return all(same_but_rows(editor, [linear.inputs[index] for linear in linears]) for index in range(1, len(first.inputs)))
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from mlsdc.compiler.quantise import linear_q, q4_from_gguf, q8_from_gguf, quantise_a8, quantise_q4, quantise_q8
+from mlsdc.compiler import quantise as module
+from mlsdc.compiler.quantise import Q4, Q8, linear_q, q4_from_gguf, q8_from_gguf, quantise_a8, quantise_q4, quantise_q8
 
 VALUES = arrays(np.float32, (3, 64), elements=st.floats(-100, 100, width=32))
 RANDOM = np.random.default_rng(0)
@@ -41,6 +44,18 @@ def test_a_group_of_zeros_is_zeros() -> None:
     assert not quantise_q8(zeros).codes.any()
     assert not quantise_a8(zeros).scales.any()
     assert not quantise_q4(zeros).dequantise().any()
+
+
+@pytest.mark.parametrize("quantise", [quantise_q8, quantise_q4])
+@pytest.mark.parametrize("block", [1, 64, 192, 1 << 20])
+def test_some_rows_at_a_time_are_all_rows_at_once(
+        quantise: Callable[[np.ndarray], Q8 | Q4], block: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    w = RANDOM.standard_normal((7, 64)).astype(np.float32)
+    monkeypatch.setattr(module, "BLOCK", block)
+    found, wanted = quantise(w), quantise.__wrapped__(w)  # type: ignore[attr-defined]
+    for name, values in vars(wanted).items():
+        assert np.array_equal(getattr(found, name), values)
+        assert getattr(found, name).dtype == values.dtype
 
 
 def test_rounding_is_to_nearest_even() -> None:

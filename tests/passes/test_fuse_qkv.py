@@ -6,7 +6,7 @@ import pytest
 
 from mlsdc.compiler.graph import Editor, Graph, Weight
 from mlsdc.compiler.ops_core import Reshape
-from mlsdc.compiler.ops_nn import Rope, RopeTable
+from mlsdc.compiler.ops_nn import Linear, Rope, RopeTable
 from mlsdc.compiler.ops_quant import AppendKvSlice, LinearQ, RopeSlice
 from mlsdc.compiler.types import DType, TensorType
 from tests.passes.graphs import Llama
@@ -24,6 +24,22 @@ def test_computes_the_same(biases: bool, disable: tuple[str, ...]) -> None:
     after = apply(graph, pass_)
     assert ops(after)["append_kv_slice"] == 2
     assert_same(results(graph, shape), results(after, shape))
+
+
+@pytest.mark.parametrize("biases", [False, True])
+def test_packed_weights_over_f32_rows_are_fused_and_compute_the_same(biases: bool) -> None:
+    graph, pass_ = before("fuse-qkv", shape := Llama(biases=biases), weights="int4-a16")
+    after = apply(graph, pass_)
+    assert after["layers.1.attn.qkv"].op == Linear()
+    assert after["w.layers.1.attn.qkv"].type == TensorType(DType.Q4, (256, 64))
+    assert ops(graph)["linear"] - ops(after)["linear"] == 4
+    assert_same(results(graph, shape), results(after, shape))
+
+
+@pytest.mark.parametrize("weights", ["bf16", "fp8", "none"])
+def test_leaves_linears_of_plain_weights_alone(weights: str) -> None:
+    graph, pass_ = before("fuse-qkv", weights=weights)
+    assert apply(graph, pass_) == graph
 
 
 def test_weight_and_bias_are_stacked_in_the_order_q_k_v() -> None:

@@ -47,6 +47,16 @@ def test_kernels_compile_without_spills_and_say_what_they_need(tmp_path: Path) -
     assert attention.resources["tensor_ops"] > 0
 
 
+@pytest.mark.parametrize("weights", ["int8", "int4"])
+def test_a_linear_of_packed_weights_compiles_to_matrix_instructions(tmp_path: Path, weights: str) -> None:
+    pytest.importorskip("triton", reason="triton is not installed (pip install mlsdc[nvidia])")
+    from mlsdc.compiler.cli_targets_compile import kernels
+
+    (spec, *_) = [spec for spec in kernels("smollm2-135m", "mi300x", [weights], []) if spec.template == "linear_q"]
+    (kernel,) = make_target("mi300x", LIMITS).build([spec], tmp_path).kernels.values()
+    assert kernel.resources["tensor_ops"] > 0
+
+
 def test_a_kernel_that_spills_or_is_too_large_does_not_fit() -> None:
     card = AMD_GPUS["mi300x"]
     fits = {"vgpr_spill_count": 0, "sgpr_spill_count": 0, "private_segment_fixed_size": 0, "shared_bytes": 65536}
