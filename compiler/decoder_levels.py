@@ -10,6 +10,7 @@ import numpy as np
 
 from mlsdc.compiler.capture import ModelSource, WeightSource, load_source
 from mlsdc.compiler.config import Config
+from mlsdc.compiler.config_kv import KvFormats
 from mlsdc.compiler.config_levels import ModelConfig, SelfConfig
 from mlsdc.compiler.errors import CaptureError, HeadError
 from mlsdc.compiler.graph import Graph
@@ -31,6 +32,7 @@ def model_level(config: Config, path: str, level: ModelConfig, target: ModelSour
         source = load_source(level.model, config.folder)
     except CaptureError as error:
         config.fail(f"{path}.model", str(error))
+    check_layers(config, path, level.kv, source)
     try:
         changed = read_map(config.folder / level.vocabulary_map) if level.vocabulary_map else {}
         ids = check_vocabulary(target, source, changed)
@@ -45,6 +47,13 @@ def model_level(config: Config, path: str, level: ModelConfig, target: ModelSour
         params["d2t"] = f"heads/{level.name}.d2t"
         files[params["d2t"]] = np.ascontiguousarray(ids, "<i4").tobytes()
     return LevelParts({"draft": captured.graph}, captured.weights, params, files)
+
+
+def check_layers(config: Config, path: str, kv: KvFormats, source: ModelSource) -> None:
+    """That a cache skips no layers that the model does not have. Raises ConfigError at `path`.kv."""
+    count = int(source.config["num_hidden_layers"])
+    if wrong := [layer for layer in kv.skip_layers if layer >= count]:
+        config.fail(f"{path}.kv.skip_layers", f"there is no layer {wrong[0]}: the model has {count}, counted from 0")
 
 
 def read_map(path: Path) -> dict[int, int]:

@@ -18,7 +18,7 @@ from mlsdc.compiler.check_tokenizer import check_tokenizer
 from mlsdc.compiler.config import Config, load_config, parse_config
 from mlsdc.compiler.config_levels import HeadsConfig, ModelConfig, SelfConfig
 from mlsdc.compiler.counts_file import counts_files, counts_name
-from mlsdc.compiler.decoder_levels import model_level, open_exit, self_level
+from mlsdc.compiler.decoder_levels import check_layers, model_level, open_exit, self_level
 from mlsdc.compiler.errors import CompileError
 from mlsdc.compiler.graph import Graph, Node
 from mlsdc.compiler.heads.checkpoint import HeadFile
@@ -67,6 +67,7 @@ def compile_model(config: Config | Mapping[str, Any] | Path | str, output: Path 
     check_output(output)
     source = load_source(config.target.model, config.folder)
     check_tokenizer(source)
+    check_layers(config, "target", config.target.kv, source)
     limits = config.resolve_limits(int(source.config["max_position_embeddings"]))
     counts = counts_files(config, source)
     heads = open_level_files(config, source)

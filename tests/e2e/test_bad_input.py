@@ -109,6 +109,7 @@ def test_gguf_cut_short(smollm2_gguf: Path, tmp_path: Path) -> None:
         ("hardware=[h100, cpu, tpu]", "--set: hardware: 'tpu' is not a target; targets are cpu-native, "),
         ("passes.disable=[fuse-all]", "passes.disable: 'fuse-all' is not a pass"),
         ("limits.max_model_len=4096", "--set: limits.max_model_len: 4096, but the model was trained for at most 256 tokens"),
+        ("target.kv={dtype: int8, skip_layers: [0, 2]}", "--set: target.kv.skip_layers: there is no layer 2: the model has 2, counted from 0"),
         ("target.model=nowhere", "'nowhere' does not exist; a model is a .gguf or .onnx file"),
     ],
 )

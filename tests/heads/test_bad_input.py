@@ -181,3 +181,9 @@ def test_a_map_to_nowhere_is_refused(tmp_path: Path, tiny_model: Path) -> None:
     small = load_source(str(write_small(tmp_path / "small")))
     with pytest.raises(HeadError, match="the map says 3 -> 9999, but small has ids below 256"):
         check_vocabulary(load_source(str(tiny_model)), small, {3: 9999})
+
+
+def test_a_smaller_model_skips_only_layers_that_it_has(tmp_path: Path, tiny_model: Path) -> None:
+    small = write_small(tmp_path / "small")
+    level = {"kind": "model", "model": str(small), "kv": {"dtype": "int8", "skip_layers": [7]}}
+    assert "cascade[0].kv.skip_layers: there is no layer 7: the model has" in refused(tmp_path, with_heads(tiny_model, level))
