@@ -12,30 +12,26 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from mlsdc.compiler.cli_gpu_needle import Needle, find_needle
+from mlsdc.compiler.cli_gpu_numerics import CHAIN, KernelNumerics, kernel_numerics
 from mlsdc.compiler.gpu_peers import PeerTime, peer_times
 from mlsdc.compiler.graph import Graph
 from mlsdc.compiler.roofline import MACHINES, Load, step_costs, step_seconds
 from mlsdc.compiler.view.stages import read_graphs
 from mlsdc.runtime.bench.rig import Rig
-from mlsdc.runtime.device.cuda import CudaDevice, CudaLevel
-from mlsdc.runtime.device.cuda_program import CudaProgram
+from mlsdc.runtime.device.cuda import CudaDevice
 from mlsdc.runtime.errors import DeviceError
-from mlsdc.runtime.step import Array, Header
-
-if TYPE_CHECKING:
-    from mlsdc.compiler.diff import Line
+from mlsdc.runtime.step import Array
 
 COPY_BYTES = 256 << 20
 COPIES = 10
 STEPS = 50
 CLOSE = 0.02  # of the spread of a row's logits: what rounding of activations may do
-PROMPT, CHAIN = 32, 8  # rows of the two steps whose logits are compared
-WIDE_PROMPT = 96  # rows of the prompt that every kernel is compared over: the tiles for many rows begin at 65
+PROMPT = 32  # rows of the first of the two steps whose logits are compared; the other one has CHAIN
 NEEDLES = (32768, 131072)  # tokens
 
 
@@ -50,22 +46,6 @@ class Numerics:
     @property
     def passed(self) -> bool:
         return self.worst < CLOSE
-
-
-@dataclass(frozen=True)
-class KernelNumerics:
-    """A kernel against the reference interpreter, on what the artifact itself fed it: the worst of its `nodes`, relative to the largest
-    element, and what rounding allows there."""
-
-    kernel: str
-    nodes: int
-    worst: str
-    error: float
-    allowed: float
-
-    @property
-    def passed(self) -> bool:
-        return self.error <= self.allowed
 
 
 @dataclass(frozen=True)
@@ -164,7 +144,8 @@ def gpu_check(path: Path, reference: Path | None = None, device: str = "cuda") -
         file = f"graph/{rig.manifest.target_level.name}.ir"
         graph = read_graphs(rig.artifact.path(file).read_text(encoding="utf-8"), file)["forward"]
         longest = rig.limits.max_model_len - rig.limits.max_tree_nodes - 1
-        shapes = [(1, 128), (1, longest), (min(CHAIN, rig.limits.max_tree_nodes + 1), longest)]
+        most = min(rig.limits.max_tree_nodes + 1, rig.limits.max_logit_rows)
+        shapes = [(1, 128), *((rows, longest) for rows in sorted({1, min(CHAIN, most), most}))]
         steps = [step_time(rig, graph, rows, min(context, longest)) for rows, context in shapes]
         rig.set_rows(longest, 1, drafted=False)
         kernels = kernel_times(rig, graph, longest, copy)
@@ -178,77 +159,6 @@ def gpu_check(path: Path, reference: Path | None = None, device: str = "cuda") -
                 numerics = compare(logits(rig), logits(cpu), rig.manifest.model.vocab_size)
         return GpuCheck(card.gpu, card.target.name, card.driver.cuda_version, copy, steps, kernels, numerics, by_kernel,
                         [needle for needle in needles if needle is not None], peers, notes)
-
-
-def kernel_numerics(rig: Rig, graph: Graph, notes: list[str]) -> list[KernelNumerics]:
-    """Of every kernel of a prompt's step and of a chain's behind it. Without torch nothing, and a note."""
-    try:
-        from mlsdc.compiler.diff import compare_nodes
-    except ImportError:
-        notes.append("kernels were not compared one by one: the reference interpreter needs torch (pip install torch)")
-        return []
-    from mlsdc.compiler.interpret_state import StepTree
-    from mlsdc.targets.nvidia_values import pages_of, run_launches, stored_weight
-
-    level, program, name = rig.memory, rig.forward, rig.manifest.target_level.name
-    assert isinstance(level, CudaLevel)
-    assert isinstance(program, CudaProgram)
-    weights = rig.artifact.level_weights(name, level.device.target.name)
-    rig._rng = np.random.default_rng(2)
-    prompt = min(WIDE_PROMPT, rig.limits.max_num_batched_tokens, rig.limits.max_model_len // 2)
-    steps = [(0, prompt, False), (prompt, min(CHAIN, rig.limits.max_tree_nodes + 1), True)]
-    lines: dict[str, list[Line]] = defaultdict(list)
-    for context, rows, drafted in steps[:1] if rig.geometry.grouped else steps:
-        rig.set_rows(context, rows, drafted=drafted)
-        buffers, out = level.buffers, rows if drafted else 1
-        inputs = {"tokens": buffers.tokens[:rows].copy(), "positions": buffers.positions[:rows].copy(),
-                  "out_rows": buffers.out_rows[:out].copy(), "kv": pages_of(level, rig.geometry), "tree": StepTree.from_buffers(buffers)}
-        native = list(run_launches(program, graph, rig.geometry))
-        found, _ = compare_nodes(graph, inputs, lambda node: stored_weight(weights, node), native)
-        for line in found:
-            lines[line.kernel].append(line)
-    if rig.geometry.grouped:
-        notes.append(f"kernels were compared over a prompt only: behind one, {rig.geometry.format} reads recent tokens from a ring")
-    compared = {line.node for of in lines.values() for line in of}
-    programs = rig.artifact.programs(name, level.device.target)
-    beside = {launch.kernel for launch in program.spec.launches if launch.node in compared}  # a node's result needs all of its launches
-    if not rig.geometry.grouped:
-        beside |= set(programs["commit"].kernels())
-        lines["commit"].append(commit_line(rig))
-    left = sorted({kernel for spec in programs.values() for kernel in spec.kernels()} - set(lines) - beside)
-    notes.append(f"not compared one by one: {', '.join(left) or 'none'}")
-    worst = {kernel: max(of, key=lambda line: line.own / max(line.allowed, 1e-30)) for kernel, of in lines.items()}
-    return [KernelNumerics(kernel, len(lines[kernel]), line.node, float(np.nan_to_num(line.own, nan=np.inf)), line.allowed)
-            for kernel, line in sorted(worst.items())]
-
-
-def commit_line(rig: Rig) -> Line:
-    """Every second slot of the chain that was drafted last, copied behind the prompt: the share of the sequence's cached numbers that are
-    not what they must be then."""
-    from mlsdc.compiler.diff import Line
-
-    level, size = rig.memory, rig.geometry.page_size
-    buffers, context = level.buffers, int(level.buffers.seq_ctx[0])
-    taken = range(0, int(buffers.header[Header.ROWS]), 2)
-    pages = buffers.page_table[0, : (context + len(taken)) // size + 1].tolist()
-    drafted = buffers.scratch_table[0, : rig.limits.scratch_pages(size)].tolist()
-    wanted, slots = cached(rig, pages), cached(rig, drafted)
-    for i, slot in enumerate(taken):
-        buffers.commit_src[i] = drafted[slot // size] * size + slot % size
-        buffers.commit_dst[i] = pages[(context + i) // size] * size + (context + i) % size
-        wanted[..., context + i, :] = slots[..., slot, :]
-    buffers.header[Header.COMMITS] = len(taken)
-    level.programs["commit"].run()
-    found = cached(rig, pages)
-    buffers.header[Header.COMMITS] = 0
-    return Line("commit", "commit", float((found != wanted).mean()), 0.0, 0.0)
-
-
-def cached(rig: Rig, pages: list[int]) -> Array:
-    """What pages hold, dequantised: f32[layers, kv heads, keys or values, tokens, d]."""
-    geometry, read = rig.geometry, [rig.memory.read_page(page) for page in pages]
-    return np.array([[[np.concatenate([geometry.read(page, layer, head)[which] for page in read]) for which in (0, 1)]
-                      for head in range(geometry.num_kv_heads)] for layer in range(geometry.num_layers)])
 
 
 def copy_rate(device: CudaDevice) -> float:

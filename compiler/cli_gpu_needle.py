@@ -22,7 +22,7 @@ from mlsdc.targets.nvidia_values import RESULTS, argument
 from mlsdc.targets.values import whole
 from mlsdc.templates.params_pages import chunk_of
 
-NOISE = 8  # different pages
+NOISE = 8  # different pages, where the pool has them
 GAP = 40.0  # nats that the needle's score lies above the others' together
 CLOSE = 0.02  # of the largest element of the needle's value
 
@@ -64,10 +64,10 @@ def find_needle(rig: Rig, graph: Graph, context: int, layer: int = 0) -> Needle 
     size, at = geometry.page_size, context // 3
     key = direction * np.float32((GAP + np.log(context)) / node.op.scale / dim**0.5)
     value = rng.standard_normal((geometry.num_kv_heads, dim)).astype(np.float32)
-    pages = noise_pages(geometry, layer, direction, rng)
-    wanted = hide(geometry, pages[NOISE], layer, at % size, key, value)
+    pages = noise_pages(geometry, layer, direction, rng, min(NOISE, room(rig) - 1))
+    wanted = hide(geometry, pages[-1], layer, at % size, key, value)
     q = np.repeat(direction * np.float32(dim**0.5), heads // geometry.num_kv_heads, axis=0)
-    place(rig, context, at // size, rng)
+    place(rig, context, at // size, rng, len(pages) - 1)
     for i, page in enumerate(pages):
         level.write_page(i, page)
     clear_recent(level, launches, geometry)
@@ -78,10 +78,25 @@ def find_needle(rig: Rig, graph: Graph, context: int, layer: int = 0) -> Needle 
     return Needle(layer, geometry.format, context, at, error, us)
 
 
-def noise_pages(geometry: KvGeometry, layer: int, direction: Array, rng: np.random.Generator) -> list[Array]:
-    """Pages of keys at right angles to the needle's, and one more for it."""
+def room(rig: Rig) -> int:
+    """Pages of the pool that lie before the tail, where the format has one."""
+    level, pages = rig.memory, tail_pages(rig)
+    return pages.start * level.wide_bytes // level.page_bytes if pages else level.num_pages
+
+
+def tail_pages(rig: Rig) -> range:
+    """The last wide pages of the pool, as many as a tail has; none where the format has none."""
+    level, tail = rig.memory, rig.memory.buffers.tail
+    if tail is None:
+        return range(0)
+    last = level.num_pages * level.page_bytes // level.wide_bytes
+    return range(last - tail.num_pages, last)
+
+
+def noise_pages(geometry: KvGeometry, layer: int, direction: Array, rng: np.random.Generator, count: int) -> list[Array]:
+    """`count` pages of keys at right angles to the needle's, and one more for it."""
     found = []
-    for _ in range(NOISE + 1):
+    for _ in range(count + 1):
         page = np.zeros(geometry.page_bytes, np.uint8)
         for head in range(geometry.num_kv_heads):
             keys, values = rng.standard_normal((2, geometry.page_size, geometry.head_dim)).astype(np.float32)
@@ -110,16 +125,15 @@ def hide(geometry: KvGeometry, page: Array, layer: int, slot: int, key: Array, v
     return np.stack(wanted)
 
 
-def place(rig: Rig, context: int, needle_page: int, rng: np.random.Generator) -> None:
-    """One committed row behind `context` tokens, whose pages are the noise and, once, the needle's."""
+def place(rig: Rig, context: int, needle_page: int, rng: np.random.Generator, noise: int) -> None:
+    """One committed row behind `context` tokens, whose pages are those of noise and, once, the needle's, behind them."""
     rig.set_rows(context, 1, drafted=False)
     buffers = rig.memory.buffers
     count = context // rig.geometry.page_size + 1
-    buffers.page_table[0, :count] = rng.integers(0, NOISE, count)
-    buffers.page_table[0, needle_page] = NOISE
-    if buffers.tail is not None:
-        last = rig.memory.num_pages * rig.memory.page_bytes // rig.memory.wide_bytes
-        buffers.tail_table[0, : buffers.tail.num_pages] = range(last - buffers.tail.num_pages, last)
+    buffers.page_table[0, :count] = rng.integers(0, noise, count)
+    buffers.page_table[0, needle_page] = noise
+    tail = tail_pages(rig)
+    buffers.tail_table[0, : len(tail)] = tail
 
 
 def clear_recent(level: CudaLevel, launches: list[BoundLaunch], geometry: KvGeometry) -> None:

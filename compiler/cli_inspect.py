@@ -7,6 +7,7 @@ import json
 from collections import Counter
 from collections.abc import Iterator
 
+from mlsdc.compiler.capture.random_source import RANDOM
 from mlsdc.runtime.artifact import Artifact
 from mlsdc.runtime.errors import MlsdcError
 from mlsdc.runtime.kv_format import KvGeometry
@@ -52,7 +53,8 @@ def summary(artifact: Artifact) -> Iterator[str]:
     model, limits, plan = manifest.model, manifest.limits, manifest.plan
     yield f"{artifact.root.name}  (sha256 {artifact.sha256[:16]}, format {manifest.format})"
     yield f"model      {model.name}: {model.architecture}, {model.num_layers} layers, hidden {model.hidden_size}, {model.vocab_size} tokens"
-    yield f"source     {model.source}, weights {model.weights_dtype}"
+    meaningless = ": random numbers, its words mean nothing" if model.source.startswith(RANDOM) else ""
+    yield f"source     {model.source}{meaningless}, weights {model.weights_dtype}"
     for what, names in json.loads(artifact.path("explain.json").read_text(encoding="utf-8")).get("weights", {}).items():
         yield f"  packed   {len(names)} x {what}" + (f" ({', '.join(names[:3])})" if len(names) <= 3 else "")
     yield f"limits     {', '.join(f'{name} {value}' for name, value in vars(limits).items())}"

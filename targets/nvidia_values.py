@@ -3,34 +3,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from mlsdc.compiler.graph import Graph, Node
-from mlsdc.compiler.interpret_state import KvState
+from mlsdc.compiler.interpret_state import KvState, StepTree
+from mlsdc.compiler.ops_kv import AppendKv
+from mlsdc.compiler.ops_quant import AppendKvSlice
 from mlsdc.compiler.quantise import A8, A16, F8, Q4, Q8
 from mlsdc.compiler.types import GROUP, Dim, DType, KvType, TensorType
 from mlsdc.runtime.device.cuda import CudaLevel
 from mlsdc.runtime.device.cuda_program import CudaProgram
-from mlsdc.runtime.kv_format import KvGeometry, from_bf16
+from mlsdc.runtime.kv_format import KvGeometry, from_bf16, to_bf16
 from mlsdc.runtime.program import ArenaArg, Arg, InputArg, Launch
-from mlsdc.runtime.step import Array
+from mlsdc.runtime.step import Array, Header
 from mlsdc.runtime.weight_files import LevelWeights
 from mlsdc.targets.nvidia_layout import f8_bytes, packed_bytes, unpack_q4, unpack_q8
 from mlsdc.targets.values import COUNTS, fine_of, whole
+from mlsdc.templates.params_pages import chunk_of
 
 Value = Array | A8 | A16 | KvState
 RESULTS = ("y_ptr", "out_ptr")  # what kernels call the value they make
 
 
-def run_launches(program: CudaProgram, graph: Graph, geometry: KvGeometry) -> Iterator[tuple[str, str, Value | None]]:
-    """Run the program for what the step buffers say, one launch at a time; after the last of each node (node, kernel, its value).
+@dataclass(frozen=True)
+class Ran:
+    """A node that ran: the kernels that made its value (of a cache all that wrote it, in order), and a copy of the value."""
 
-    None where this knows no layout: pages of a grouped format, whose recent tokens lie elsewhere.
-    """
+    node: str
+    kernels: tuple[str, ...]
+    value: Value
+
+
+def run_launches(program: CudaProgram, graph: Graph, pages: SequencePages, wanted: Container[str]) -> Iterator[Ran]:
+    """Run the program for what the step buffers say, one launch at a time; after the last of each wanted node its value, where this knows
+    how it lies."""
     level = program.level
     header = level.counts()
     program.bring_inputs()
@@ -41,24 +52,85 @@ def run_launches(program: CudaProgram, graph: Graph, geometry: KvGeometry) -> It
         mine.append(bound.launch)
         if i + 1 < len(launches) and launches[i + 1].launch.node == bound.launch.node:
             continue
-        if bound.launch.node in graph.by_name:
+        if bound.launch.node in graph.by_name and bound.launch.node in wanted:
             node = graph[bound.launch.node]
             if isinstance(node.type, KvType):
-                yield node.name, bound.launch.kernel, None if geometry.grouped else pages_of(level, geometry)
+                pages.see(node, mine)
+                yield Ran(node.name, tuple(launch.kernel for launch in mine), pages.state())
             else:
                 found = ((one, read_value(level, graph, node, one)) for one in reversed(mine))
-                one, value = next(((one, value) for one, value in found if value is not None), (bound.launch, None))
-                yield node.name, one.kernel, value
+                if made := next(((one, value) for one, value in found if value is not None), None):
+                    yield Ran(node.name, (made[0].kernel,), made[1])
         mine = []
 
 
-def pages_of(level: CudaLevel, geometry: KvGeometry) -> KvState:
-    """All pages as they are on the card; of a grouped format empty ones, whatever is on the card."""
-    if geometry.grouped:
-        return KvState.empty(geometry, level.num_pages)
-    level.device.use()
-    data = level.device.download(level.pool, level.num_pages * geometry.page_bytes)
-    return KvState(geometry, data.reshape(level.num_pages, -1))
+@dataclass
+class SequencePages:
+    """The pages of a step's one sequence, as the reference interpreter has them: `count` of its tokens, then those of its drafted rows.
+
+    Of a grouped format `recent` are the 16-bit forms of what `see` has seen (interpret_state.KvState), the cards' own wide pages not.
+    """
+
+    level: CudaLevel
+    geometry: KvGeometry
+    count: int
+    recent: Array | None = None
+
+    def __post_init__(self) -> None:
+        self.scratch = self.level.limits.scratch_pages(self.geometry.page_size)
+        self.recent = KvState.empty(self.geometry, self.count + self.scratch).recent
+
+    def tree(self) -> StepTree:
+        """The step's, with these pages' places for the card's."""
+        places = np.arange(self.count + self.scratch, dtype=np.int32)[None]
+        tree = StepTree.from_buffers(self.level.buffers)
+        return replace(tree, page_table=places[:, : self.count], scratch_table=places[:, self.count :])
+
+    def state(self) -> KvState:
+        """What the pages hold now."""
+        level, geometry = self.level, self.geometry
+        pages = level.buffers.page_table[0, : self.count].tolist()
+        if not geometry.grouped:
+            pages += level.buffers.scratch_table[0, : self.scratch].tolist()
+        pool = np.zeros((self.count + self.scratch, geometry.page_bytes), np.uint8)
+        for place, page in enumerate(pages):
+            pool[place] = level.read_page(page)
+        return KvState(geometry, pool, None if self.recent is None else self.recent.copy())
+
+    def see(self, node: Node, launches: list[Launch]) -> None:
+        """Of a grouped format: take over what a layer's rows are in 16 bits: committed ones in the arena, drafted ones in scratch pages."""
+        arg = next((found for launch in launches if (found := argument(self.level, launch, "chunk")) is not None), None)
+        if self.recent is None or not isinstance(arg, ArenaArg):
+            return
+        assert isinstance(node.op, AppendKv | AppendKvSlice)
+        level, size, buffers = self.level, self.geometry.page_size, self.level.buffers
+        chunk, wide = chunk_of(self.geometry), self.geometry.wide
+        assert wide is not None
+        rows = int(buffers.header[Header.ROWS])
+        level.device.use()
+        committed = level.device.download(level.arena + arg.arena, -(-rows // chunk.page_size) * chunk.page_bytes)
+        pages: dict[int, Array] = {}
+        for row in range(rows):
+            slot = int(buffers.row_slot[row])
+            if slot < 0:
+                page, at = divmod(int(buffers.positions[row]), size)
+                place, from_ = divmod(row, chunk.page_size)
+                source, geometry, layer = committed[place * chunk.page_bytes :][: chunk.page_bytes], chunk, 0
+            else:
+                page, at = divmod(slot, size)
+                place, from_ = divmod(slot, wide.page_size)
+                if place not in pages:
+                    pages[place] = self.read_wide(int(buffers.scratch_table[0, place]))
+                page, source, geometry, layer = page + self.count, pages[place], wide, node.op.layer
+            for head in range(geometry.num_kv_heads):
+                for which, x in enumerate(geometry.read(source, layer, head)):
+                    self.recent[page, node.op.layer, head, at, which] = to_bf16(x[from_])
+
+    def read_wide(self, page: int) -> Array:
+        """A wide page's bytes on the card."""
+        level = self.level
+        level.device.use()
+        return level.device.download(level.pool + page * level.wide_bytes, level.wide_bytes)
 
 
 def argument(level: CudaLevel, launch: Launch, *names: str) -> Arg | None:

@@ -115,7 +115,7 @@ def byte_tokenizer(vocab: int) -> dict[str, Any]:
     tokens = dict(byte_of_char())
     tokens |= {f"Ġ{i}": i for i in range(len(tokens), vocab)}
     level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
-    bpe = {"type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": None, "end_of_word_suffix": None,
+    bpe: dict[str, Any] = {"type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": None, "end_of_word_suffix": None,
            "fuse_unk": False, "byte_fallback": False, "ignore_merges": False, "vocab": tokens, "merges": []}
     return {"version": "1.0", "truncation": None, "padding": None, "added_tokens": [], "normalizer": None, "pre_tokenizer": level,
             "post_processor": None, "decoder": level, "model": bpe}

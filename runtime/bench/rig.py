@@ -14,9 +14,10 @@ from mlsdc.runtime.bench.traffic import Traffic, traffic
 from mlsdc.runtime.device import open_device
 from mlsdc.runtime.engine import Engine
 from mlsdc.runtime.errors import CapacityError
+from mlsdc.runtime.kv_format import KvGeometry
 from mlsdc.runtime.request import Result
 from mlsdc.runtime.sampling_params import SamplingParams
-from mlsdc.runtime.step import Header
+from mlsdc.runtime.step import Header, Limits
 from mlsdc.runtime.tree import ancestor_words, chain
 
 
@@ -34,9 +35,9 @@ class Rig:
         target = self.artifact.pick_target(device)
         self.device = open_device(self.artifact, target, threads=threads)
         try:
-            size = self.geometry.page_size
-            self._pages = self.limits.pages_per_seq(size)
-            self.memory = self.device.load_level(level.name, self._pages + self.limits.scratch_pages(size))
+            self._pages = self.limits.pages_per_seq(self.geometry.page_size)
+            self._scratch, self._tail, num_pages = place_pages(self.geometry, self.limits, self._pages)
+            self.memory = self.device.load_level(level.name, num_pages)
             self.engine = Engine(self.manifest, self.device, self.memory)
             self.forward = self.memory.programs["forward"]
             self.stream = self.open_stream()
@@ -100,8 +101,8 @@ class Rig:
         buffers.ancestors[:rows] = ancestor_words(chain(self.tokens(rows - 1))) if drafted else 0
         buffers.seq_ctx[0], buffers.seq_row[0], buffers.seq_rows[0] = context, 0, rows
         buffers.page_table[0, : self._pages] = range(self._pages)
-        scratch = self.memory.num_pages - self._pages
-        buffers.scratch_table[0, :scratch] = range(self._pages, self.memory.num_pages)
+        buffers.scratch_table[0, : len(self._scratch)] = self._scratch
+        buffers.tail_table[0, : len(self._tail)] = self._tail
         buffers.out_rows[:out] = range(rows - out, rows)
         buffers.header[:4] = 0
         buffers.header[Header.ROWS], buffers.header[Header.SEQS], buffers.header[Header.OUT] = rows, 1, out
@@ -112,3 +113,16 @@ class Rig:
         for _ in range(steps):
             self.forward.run()
         return (time.perf_counter() - start) / steps
+
+
+def place_pages(geometry: KvGeometry, limits: Limits, pages: int) -> tuple[range, range, int]:
+    """Where a sequence's drafted rows lie behind its `pages`, its tail (of a grouped format: wide pages, as those of the rows are then),
+    and how many pages that takes in all."""
+    tail, wide = geometry.tail, geometry.wide
+    if tail is None or wide is None:
+        end = pages + limits.scratch_pages(geometry.page_size)
+        return range(pages, end), range(0), end
+    first = -(-pages * geometry.page_bytes // wide.page_bytes)
+    middle = first + limits.scratch_pages(tail.page_size)
+    end = middle + tail.num_pages
+    return range(first, middle), range(middle, end), -(-end * wide.page_bytes // geometry.page_bytes)

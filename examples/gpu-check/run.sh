@@ -1,0 +1,11 @@
+#!/bin/sh
+# On the machine with the card: driver, python and `pip install mlsdc`; torch beside it for the comparisons with the reference interpreter,
+# cuBLAS and SDPA. Every artifact is a process of its own, so that one that fails leaves the others alone.      usage: run.sh [FOLDER]
+set -u
+in=${1:-gpu-check}
+wrong=0
+mlsdc bench gpu-check "$in/smollm2.mlsdc" --reference "$in/smollm2-cpu.mlsdc" --json "$in/smollm2.json" || wrong=1
+for name in needle-fp8 needle-int8 needle-int4 llama-3-8b-bf16 llama-3-8b-fp8 llama-3-8b-int4; do
+  mlsdc bench gpu-check "$in/$name.mlsdc" --json "$in/$name.json" || wrong=1
+done
+exit $wrong
