@@ -10,11 +10,11 @@ Of all proposed nodes of all requests, those that speed up their own request mos
     mean over requests of (t_draft + t(N + M)) / (1 + sum of its nodes' chances)
 
 the mean time that a request waits for a token; N are the sequences that decode, t is runtime/costs.py. With the speeds' arithmetic mean
-(vLLM's adaptive verification), and still with their geometric one, a few requests that draft well make the steps of all others longer, which have no
-part in it, and a batch ends with its slowest; for one request all three are the same. M = 0 is always among them (and taken once in some hundred steps, to keep its cost known). Where
-several sequences decode, no step is made LONGEST times as long as without drafts. A request whose drafts do not pay for themselves is
-not asked for a while (then rarely, the more rarely the dearer drafts are, and again at once when a probe pays); how many nodes a level is
-asked for follows how many were taken.
+(vLLM's adaptive verification), and still with their geometric one, a few requests that draft well make the steps of all others longer,
+which have no part in it, and a batch ends with its slowest; for one request all three are the same. M = 0 is always among them (and taken
+once in some hundred steps, to keep its cost known). Where several sequences decode, no step is made LONGEST times as long as without
+drafts. A request whose drafts do not pay for themselves is not asked for a while (then rarely, the more rarely the dearer drafts are, and
+again at once when a probe pays); how many nodes a level is asked for follows how many were taken.
 
 Nothing here reads a clock or draws: decisions are a function of the events. `trace` keeps both, and `replay` decides again.
 """

@@ -189,6 +189,8 @@ class CpuProgram(BoundProgram):
         self._args = [self._bind(launch) for launch in spec.launches]
         self.launches = aligned((max(1, len(spec.launches)), LAUNCH_WORDS), "i8")
         for row, launch, args in zip(self.launches, spec.launches, self._args, strict=False):
+            if launch.over or launch.upto:
+                raise ArtifactError(f"%{launch.node}: {launch.kernel} is for some counts only, and a CPU runs every launch; compile again")
             word = -1 if launch.count is None else int(Header[launch.count])
             row[:6] = level.device.address(launch.kernel), args.ctypes.data, len(args), launch.grid, word, launch.grain
         self._taps = {name: self._view(tap.arena, tap.dtype, tap.shape) for name, tap in spec.taps.items()}

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
@@ -49,6 +50,15 @@ def edit_program(artifact: Path) -> None:
     path.write_text(path.read_text().replace('"grid":1', '"grid":9', 1))
 
 
+def choose_a_launch(artifact: Path) -> None:
+    """As a compiler would write it that takes the CPU for a device which chooses among launches."""
+    (path,) = artifact.glob("program/*/target.forward.json")
+    path.write_text(path.read_text().replace('"grain":1', '"grain":1,"over":4', 1))
+    manifest = json.loads((artifact / "manifest.json").read_text())
+    manifest["files"][path.relative_to(artifact).as_posix()] = sha256(path.read_bytes()).hexdigest()
+    (artifact / "manifest.json").write_text(seal(manifest))
+
+
 def remove_kernels(artifact: Path) -> None:
     next(artifact.glob("kernels/*/kernels.so")).unlink()
 
@@ -70,6 +80,7 @@ def other_isa(artifact: Path) -> None:
     [
         (cut_weights, "weights/target.safetensors: "),
         (edit_program, "it was edited; copy or compile it again"),
+        (choose_a_launch, "is for some counts only, and a CPU runs every launch; compile again"),
         (remove_kernels, "kernels.so: missing: the artifact is incomplete"),
         (cut_manifest, "manifest.json: not a manifest"),
         (other_isa, "lacks amx-future"),
@@ -109,7 +120,8 @@ def test_gguf_cut_short(smollm2_gguf: Path, tmp_path: Path) -> None:
         ("hardware=[h100, cpu, tpu]", "--set: hardware: 'tpu' is not a target; targets are cpu-native, "),
         ("passes.disable=[fuse-all]", "passes.disable: 'fuse-all' is not a pass"),
         ("limits.max_model_len=4096", "--set: limits.max_model_len: 4096, but the model was trained for at most 256 tokens"),
-        ("target.kv={dtype: int8, skip_layers: [0, 2]}", "--set: target.kv.skip_layers: there is no layer 2: the model has 2, counted from 0"),
+        ("target.kv={dtype: int8, skip_layers: [0, 2]}",
+         "--set: target.kv.skip_layers: there is no layer 2: the model has 2, counted from 0"),
         ("target.model=nowhere", "'nowhere' does not exist; a model is a .gguf or .onnx file"),
     ],
 )
