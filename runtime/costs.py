@@ -51,8 +51,8 @@ class CostTable:
         return max(1e-9, _line(self.contexts, by_context, context)) if len(by_context) > 1 else by_context[0]
 
 
-# The target's program of examples/smollm2.yaml (int8, bf16 cache) on two Zen 4 cores, 30.11.2026: medians of three runs of 5 rounds, 32 rows
-# by hand. Taken for a CPU before anything is measured
+# The target's program of examples/smollm2.yaml (int8, bf16 cache) on two Zen 4 cores, 30.11.2026: medians of three runs of 5 rounds, 32
+# rows by hand. Taken for a CPU before anything is measured
 DEFAULT = CostTable(
     (256, 1024), (1, 2, 3, 4, 6, 8, 9, 12, 16, 17, 32),
     ((4.2e-3, 4.2e-3, 4.3e-3, 4.4e-3, 5.2e-3, 5.9e-3, 7.3e-3, 8.7e-3, 11.0e-3, 12.1e-3, 21.5e-3),
