@@ -134,6 +134,9 @@ class Sequences:
 def measure(paths: list[Path], batch: int, context: int, rows: int, rounds: int, threads: int | None) -> list[Figure]:
     """Figures of all artifacts, from interleaved rounds."""
     opened = [Sequences(path, batch, context, rows, threads) for path in paths]
+    if len({one.name for one in opened}) < len(opened):
+        for one, path in zip(opened, paths, strict=True):
+            one.name = str(path)
     stream = StreamRead(opened[0].device)
     kinds: dict[str, list[dict[str, float]]] = defaultdict(list)
     cases: dict[str, Callable[[], float]] = {"stream": stream.run}
