@@ -121,7 +121,8 @@ class Artifact:
         """The first target in the manifest (the compiler puts the best first) that this machine can run.
 
         `device` is a kind (`cpu`, `cuda`, the second GPU: `cuda:1`), a target's name, `interpret` (a GPU's target on Triton's interpreter),
-        or `auto`: the first GPU, if there is one that the artifact has code for, else the CPU (a warning is logged where a GPU is there).
+        or `auto`: the first GPU, if there is one that the artifact has code for and a driver that loads it, else the CPU (a warning is
+        logged where a GPU is there).
         Raises ArtifactError that says what it was built for and what is missing.
         """
         features = cpu_features() if features is None else features

@@ -16,7 +16,7 @@ import numpy as np
 from mlsdc.runtime.artifact import Artifact
 from mlsdc.runtime.device.base import BoundProgram, Device, LevelMemory
 from mlsdc.runtime.device.binding import level_info, step_buffers
-from mlsdc.runtime.device.cuda_driver import FREE_SHARED, MAX_DYNAMIC_SHARED, NON_BLOCKING, SHARED_OPTIN, Driver, fits
+from mlsdc.runtime.device.cuda_driver import FREE_SHARED, MAX_DYNAMIC_SHARED, NON_BLOCKING, SHARED_OPTIN, Driver, branch_of, fits
 from mlsdc.runtime.device.cuda_program import CudaProgram, CudaSample, aligned, input_places, used_inputs
 from mlsdc.runtime.errors import ArtifactError, DeviceError
 from mlsdc.runtime.manifest import KernelInfo, LevelInfo, TargetInfo
@@ -57,8 +57,7 @@ class CudaDevice(Device):
         capability = self.driver.capability(self.index)
         if not fits(target.requires, capability):
             raise DeviceError(f"target {target.name} is for {' '.join(target.requires)}, cuda:{self.index} ({self.gpu}) is sm_{capability}")
-        for branch in sorted({kernel.resources["min_driver"] for kernel in target.kernels.values()}):
-            self.driver.check_floor(branch, f"target {target.name}")
+        self.driver.check_floor(branch_of(target), f"target {target.name}")
         self._shared = self.driver.attribute(handle, SHARED_OPTIN)
         context = C.c_void_p()
         self.driver.cuDevicePrimaryCtxRetain(C.byref(context), handle)

@@ -56,7 +56,8 @@ class Driver:
         def call(*args: Any) -> None:
             code = function(*args)
             if code:
-                raise DeviceError(f"{name}: {self.error(code)}")
+                room = ": lower memory.kv_pool or limits, or free the GPU" if code == OUT_OF_MEMORY else ""
+                raise DeviceError(f"{name}: {self.error(code)}{room}")
 
         self.__dict__[name] = call
         return call
@@ -116,7 +117,10 @@ class Driver:
     def allocate(self, num_bytes: int) -> int:
         """Device memory. Raises DeviceError."""
         pointer = C.c_uint64()
-        self.cuMemAlloc_v2(C.byref(pointer), C.c_size_t(max(1, num_bytes)))
+        try:
+            self.cuMemAlloc_v2(C.byref(pointer), C.c_size_t(max(1, num_bytes)))
+        except DeviceError as error:
+            raise DeviceError(f"{num_bytes:,} bytes of the GPU, of which {self.free_bytes()[0]:,} are free: {error}") from None
         return pointer.value
 
     @contextmanager
@@ -157,14 +161,22 @@ def cuda_text(version: int) -> str:
 
 
 def choose(targets: Sequence[TargetInfo], index: int, driver: Driver | None = None) -> TargetInfo:
-    """The target whose code is closest to GPU `index`: its own architecture's before an older one's. Raises DeviceError."""
+    """The target whose code is closest to GPU `index`, of those that its driver loads: its own architecture's before an older one's.
+    Raises DeviceError."""
     driver = Driver() if driver is None else driver
     capability = driver.capability(index)
     fitting = [target for target in targets if fits(target.requires, capability)]
     if not fitting:
         built = ", ".join(f"{target.name} ({' '.join(target.requires)})" for target in targets)
         raise DeviceError(f"built for {built}, cuda:{index} ({driver.name(driver.device(index))}) is sm_{capability}: compile for it")
-    return max(fitting, key=lambda target: target.requires)
+    closest = max(fitting, key=lambda target: (driver.cuda_version >= DRIVER_CUDA[branch_of(target)], target.requires))
+    driver.check_floor(branch_of(closest), f"target {closest.name}")
+    return closest
+
+
+def branch_of(target: TargetInfo) -> int:
+    """The oldest driver branch that loads all of a target's code."""
+    return max((kernel.resources["min_driver"] for kernel in target.kernels.values()), default=min(DRIVER_CUDA))
 
 
 def fits(requires: tuple[str, ...], capability: int) -> bool:

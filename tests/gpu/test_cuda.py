@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -25,7 +26,7 @@ from mlsdc.runtime.manifest import TargetInfo
 from mlsdc.runtime.program import ArenaArg
 from mlsdc.runtime.step import Header
 from mlsdc.targets.cubin import params
-from tests.gpu.fake_cuda import FakeCuda
+from tests.gpu.fake_cuda import OUT_OF_MEMORY, FakeCuda
 from tests.gpu.test_interpret import PARAMS, PROMPTS, Said, with_level
 from tests.gpu.tiny import VOCAB
 
@@ -229,6 +230,17 @@ def test_too_little_memory_is_found_out_before_anything_is_allocated(artifact: A
     device.close()
 
 
+def test_memory_that_went_to_others_since_it_was_counted(artifact: Artifact, h100: TargetInfo) -> None:
+    fake = FakeCuda()
+    device = CudaDevice(artifact, h100, driver=Driver(fake))
+    fake.cuMemAlloc_v2 = lambda pointer, size: OUT_OF_MEMORY  # type: ignore[method-assign]
+    with pytest.raises(DeviceError) as caught:
+        device.load_level("target", PAGES)
+    assert re.fullmatch(r"[\d,]+ bytes of the GPU, of which 1,073,741,824 are free: cuMemAlloc_v2: CUDA_ERROR_OUT_OF_MEMORY "
+                        r"\(out of memory\): lower memory.kv_pool or limits, or free the GPU", str(caught.value))
+    device.close()
+
+
 def test_a_kernel_that_wants_more_shared_memory_than_there_is(artifact: Artifact, h100: TargetInfo) -> None:
     assert "bytes of shared memory, Fake GPU gives 1024: compile for it" in refused(artifact, h100, shared=1024)
 
@@ -283,6 +295,16 @@ def test_a_kind_of_device_that_is_none(artifact: Artifact, h100: TargetInfo) -> 
      ("sm_80", 90, False), ("sm_120", 121, False), ("sm_100", 100, True)])
 def test_code_from_9_0_on_is_for_one_architecture(requires: str, capability: int, expected: bool) -> None:
     assert fits((requires,), capability) == expected
+
+
+def test_of_several_codes_one_is_chosen_that_the_driver_loads(artifact: Artifact, h100: TargetInfo) -> None:
+    newer = replace(h100, name="newer", requires=("sm_89",), kernels={
+        key: replace(info, resources={**info.resources, "min_driver": 580}) for key, info in h100.kernels.items()})
+    older = replace(h100, name="older", requires=("sm_80",))
+    assert choose([newer, older], 0, Driver(FakeCuda(sm=89, version=12040))).name == "older"
+    assert choose([newer, older], 0, Driver(FakeCuda(sm=89, version=13000))).name == "newer"
+    with pytest.raises(DeviceError, match=r"CUDA 12.4, target newer needs CUDA 13.0 \(driver 580 or newer\): update the driver"):
+        choose([newer], 0, Driver(FakeCuda(sm=89, version=12040)))
 
 
 @pytest.mark.parametrize(("sm", "name"), [(90, "h100"), (80, "a100"), (86, "a100")])

@@ -129,6 +129,18 @@ def test_a_gpu_of_another_kind_is_said_to_be_left_alone(
     assert "built for h100 (sm_90), cuda:0 (Fake GPU) is sm_75: compile for it; cpu-" in caplog.text
 
 
+def test_a_driver_too_old_for_the_code_is_said_and_the_cpu_taken_unless_the_gpu_is_asked_for(
+        fat: Artifact, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, "mlsdc"):
+        assert picked(fat, monkeypatch, version=11080) == (native_target(), "cpu")
+    why = "the NVIDIA driver speaks CUDA 11.8, target h100 needs CUDA 12.0 (driver 525 or newer): update the driver"
+    (record,) = caplog.records
+    assert f"{why}; cpu-" in record.getMessage()
+    with pytest.raises(ArtifactError) as caught:
+        fat.pick_target("cuda")
+    assert str(caught.value) == f"{fat.root.name}: built for h100; {why}"
+
+
 def test_what_is_asked_for_is_taken_or_refused(fat: Artifact, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuda_driver, "load_library", lambda: FakeCuda(sm=75))
     assert fat.pick_target("cpu").device == "cpu"

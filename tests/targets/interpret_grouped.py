@@ -1,5 +1,6 @@
 """Law L3 through Triton's interpreter, by the sequences of test_cpu_grouped:
-`python -m tests.targets.interpret_grouped UNTIL NAME[:fast]...`, `fast` for kernels that read a tree's slots as one block.
+`python -m tests.targets.interpret_grouped UNTIL NAME[:fast]...`, `fast` for kernels that read a tree's slots as one block. The name
+`commits` stands for commits of the other formats: tokens copied within and between pages.
 
 Raises AssertionError where bytes of pages, bits of rows or rows' numbers are not as they must be.
 """
@@ -13,6 +14,8 @@ from pathlib import Path
 
 import numpy as np
 
+from mlsdc.runtime.kv_format import KvGeometry
+from mlsdc.runtime.step import Header, StepBuffers
 from tests.targets import test_cpu_grouped as grouped
 from tests.targets.attention_vectors import Shape
 from tests.targets.triton_machine import TritonMachine
@@ -60,10 +63,35 @@ def check(name: str, until: int, folder: Path, exact: bool) -> None:
     print(name, "rows are off by", error)
 
 
+def check_commits(format: str, folder: Path) -> None:
+    """Tokens 3 and 18 of page 1 and 5 of page 0 go to others' places: numbers are theirs, and those of no other token change."""
+    geometry = KvGeometry(format, 32, 3, 2, 64)
+    rng = np.random.default_rng(0)
+    pool = np.zeros((3, geometry.page_bytes), np.uint8)
+    for page in pool:
+        for slot in range(32):
+            for layer, head in np.ndindex(3, 2):
+                geometry.write(page, layer, head, slot, *rng.standard_normal((2, 64), np.float32))
+    buffers = StepBuffers(grouped.LIMITS, 32)
+    copies = {32 + 3: 2 * 32 + 17, 32 + 18: 19, 5: 2 * 32}
+    buffers.commit_src[:3], buffers.commit_dst[:3] = list(copies), list(copies.values())
+    buffers.header[Header.COMMITS] = 3
+    machine, before = TritonMachine(grouped.LIMITS, folder), pool.copy()
+    machine.launch(machine.target.commit(geometry), buffers, pool)
+    for layer, head in np.ndindex(3, 2):
+        was, now = (np.concatenate([np.stack(geometry.read(page, layer, head)) for page in of], axis=1) for of in (before, pool))
+        for source, target in copies.items():
+            was[:, target] = was[:, source]
+        assert np.array_equal(now, was), f"{format}: layer {layer}, head {head}"
+    print("commits of", format)
+
+
 def main() -> None:
     assert os.environ.get("TRITON_INTERPRET") == "1"
     with tempfile.TemporaryDirectory() as folder:
-        for name in sys.argv[2:]:
+        for format in ("int8n", "int8/int8n@1=bf16", "fp8", "int4-token") if "commits" in sys.argv else ():
+            check_commits(format, Path(folder))
+        for name in [name for name in sys.argv[2:] if name != "commits"]:
             check(name.removesuffix(":fast"), int(sys.argv[1]), Path(folder), exact=not name.endswith(":fast"))
 
 
