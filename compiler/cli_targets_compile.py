@@ -20,7 +20,8 @@ from mlsdc.targets.triton_build import render, reproducible
 
 LIMITS = Limits(max_model_len=8192, max_num_seqs=16, max_num_batched_tokens=512, max_logit_rows=64, max_tree_nodes=31)
 MODELS = {"smollm2-135m": 32, "llama-3-8b": 32}  # -> tokens of a page
-CACHES = ("bf16", "int8", "fp8", "int4-token", "int4", "int2", "int8/int4-token", "int8/int4")
+ONE_MODEL = {86: ("smollm2-135m",), 120: ("smollm2-135m",)}  # architectures that the record has fewer models of
+CACHES = ("bf16", "int8", "fp8", "int8n", "int4-token", "int4", "int3", "int2", "int8/int4-token", "int8/int4")
 FAST = ("bf16", "int8", "int4")
 
 
@@ -39,8 +40,14 @@ def kernels(model: str, gpu: str, weights: Iterable[str] = WEIGHTS, caches: Iter
     return merge_specs(groups)
 
 
-def compile_into_table(architectures: Iterable[int], models: Iterable[str] = MODELS, path: Path = TABLE) -> Iterator[str]:
-    """Compile what the table lacks or has another text of; yields a line for each kernel. Lines of other architectures stay.
+def recorded(sm: int) -> tuple[str, ...]:
+    """The models whose kernels for an architecture the record has."""
+    return ONE_MODEL.get(sm, tuple(MODELS))
+
+
+def compile_into_table(architectures: Iterable[int], models: Iterable[str] = (), path: Path = TABLE) -> Iterator[str]:
+    """Of the models, by default those of `recorded`, compile what the table lacks or has another text of; yields a line for each kernel.
+    Lines of other architectures stay.
 
     Raises CompileError for a kernel that spills or does not fit.
     """
@@ -50,7 +57,7 @@ def compile_into_table(architectures: Iterable[int], models: Iterable[str] = MOD
         if sm not in GPU_OF:
             raise MlsdcError(f"--compile: 'sm_{sm}' is no architecture that kernels are generated for; there are "
                              + ", ".join(f"sm_{sm}" for sm in sorted(GPU_OF)))
-        for model in models:
+        for model in models or recorded(sm):
             wanted = kernels(model, GPU_OF[sm].name)
             for spec in wanted:
                 text = source_digest(render(spec))

@@ -24,7 +24,7 @@ class Gpu:
 
     @property
     def summary(self) -> str:
-        what = "attention alone compiled here" if self.sm == 120 else "compiled and interpreted here"
+        what = "a model's kernels compiled here" if self.sm == 120 else "compiled and interpreted here"
         return f"NVIDIA sm_{self.sm}, Triton: {what}, never run on a card"
 
 
