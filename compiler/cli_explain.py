@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -71,14 +71,22 @@ def cascade(artifact: Artifact, passes: Mapping[str, Any], measured: Mapping[str
     if not drafting:
         yield "  plain decoding: the model.yaml names no level that guesses"
         return
-    chain = " -> ".join(f"{level.name} ({level.kind})" for level in manifest.levels)
-    yield f"  {chain}: up to {plan.draft_tokens} nodes a step, as many of them as pay, step by step; off is always possible"
+    yield f"  {chain(manifest.levels)}: up to {plan.draft_tokens} nodes a step, as many of them as pay, step by step; off is always " \
+          "possible"
     if measured is None:
         yield "  measured nothing yet: give the file of `mlsdc trace` as a second argument"
         return
     yield f"  measured {measured['acceptance_rate']:.1%} of {measured['drafted']} nodes accepted, " \
           f"{measured['acceptance_length']:.2f} tokens a step; " \
           f"{measured['draft_ms'] * 1e3:.0f} us a draft, {measured['verify_ms']:.1f} ms a verify of {measured['rows_per_step']:.1f} rows"
+
+
+def chain(levels: Sequence[LevelInfo]) -> str:
+    """Levels from the cheapest to the target; merged ones, which the same level verifies, stand side by side."""
+    stages: dict[str, list[str]] = {}
+    for level, above in zip(levels, [*(level.name for level in levels[1:]), ""], strict=True):
+        stages.setdefault(str(level.params.get("verified_by", above)), []).append(f"{level.name} ({level.kind})")
+    return " -> ".join(" + ".join(names) for names in stages.values())
 
 
 def cache(level: LevelInfo, kv: KvGeometry, tokens: int) -> Iterator[str]:

@@ -32,6 +32,8 @@ def plan_lines(artifact: Artifact, plan: PlanFile) -> Iterator[str]:
         yield f"  {'measured':10} {chosen.measured:.1f} tokens/s, {chosen.measured / off.measured:.2f}x of plain decoding"
     context = plan.costs.contexts[0]
     for name, ranks in plan.ranks.items():
+        if name in plan.dropped:
+            continue
         shape = paying_tree(ranks, plan.costs, context, plan.host_s + plan.costs.draft_s.get(name, 0.0))
         if shape is None:
             yield f"  {name}: no tree of one shape for every step pays; which nodes do is decided step by step"

@@ -129,10 +129,11 @@ def tune(path: Path, prompts: Sequence[BenchPrompt], *, threads: int | None = No
             raise MlsdcError(f"{path}: nothing was drafted on these prompts: give longer ones, or more --tokens")
         bench.warm()
         speeds, dropped = played_out(levels, bench.texts, bench.times, names)
-        kept = bench.texts([level for level in levels if level not in dropped]) if len(dropped) < len(levels) else full
+        left = [level for level in levels if level not in dropped]
+        kept = bench.texts(left) if left else full
         rates = {(rate.level, rate.sampled, rate.depth): rate for texts in (full, kept) for rate in texts.rates(names)}
         ranks = sibling_ranks(full.greedy, names) | sibling_ranks(kept.greedy, names)
-        costs = replace(table, draft_s=dict(marginal(levels, bench.texts)))
+        costs = replace(table, draft_s={**marginal(levels, bench.texts), **marginal(left, bench.texts)})
         plan = PlanFile(sha256, machine, costs, 0.0, tuple(rates.values()), tuple(speeds), dropped, ranks, len(prompts), len(full.steps))
         if check:
             say("the plans, run")

@@ -85,3 +85,12 @@ def test_explain_says_of_every_level_whether_it_is_kept(stacked: Path, tmp_path:
     said = capsys.readouterr().out
     for level in ("counts", "small", "first"):
         assert f"  {level:10} {'dropped: brings' if level in found.dropped else 'kept: '}" in said
+
+
+@pytest.mark.parametrize(("name", "said"), [
+    ("stacked", "  counts (ngram) -> small (model) -> first (self) -> "),
+    ("merged", "  counts (ngram) + eagle (eagle) + medusa (medusa) -> ")])
+def test_explain_draws_merged_levels_side_by_side(
+        name: str, said: str, request: pytest.FixtureRequest, capsys: pytest.CaptureFixture[str]) -> None:
+    assert dispatch(["explain", str(request.getfixturevalue(name))]) == 0
+    assert said in capsys.readouterr().out
