@@ -47,9 +47,8 @@ class Drafting:
         self._vocab_size = manifest.model.vocab_size
         self._names = (*(level.name for level in manifest.levels), "grammar")  # forced tokens count as a level of their own
         self._asked: dict[int, tuple[Proposal, int]] = {}  # this step's proposals, and how many tokens their requests had
-        self._choose_s = 2e-5  # what choosing takes for a proposal, a moving average: drafting costs that, too
-        self._draft_s = 5e-5  # the same of proposing, choosing and learning together, where all are native
-        self._drafted_s, self._drafted = 0.0, 0  # what this step's proposals took so far, and how many there are
+        self._host_s = 5e-5  # what a proposal takes of the host, learning included, a moving average; proposing, too, where that is native
+        self._spent_s, self._spent_for = 0.0, 0  # what is timed of that in this step, and for how many proposals
         self._step: tuple[int, float] | None = None  # context and start of the step that runs, if its time is to be learned
         self._quiet = 0  # steps in a row in which nobody was asked
         self._full = False  # this step had no room for drafts: nobody was asked, and nothing is kept free in the next one
@@ -101,6 +100,7 @@ class Drafting:
             return
         self._asked.clear()
         self._full = False
+        self._spent_s, self._spent_for = 0.0, 0
         if not any(item.request.budget for item in items):  # nobody speculates: a plain engine's step (law L4)
             return
         decoding = [item for item in items if item.decodes]
@@ -125,8 +125,8 @@ class Drafting:
             able = [(item, tree) for item, tree in zip(wanted, trees, strict=True) if self._fits(item, tree)]
             proposals = [Proposal(self._drafter(item.request), tree, item.request.params.temperature > 0) for item, tree in able]
             proposed = self.clock()
-            kept = self.controller.choose(proposals, rows, sequences, context, proposed - start + self._choose_s * len(proposals))
-            self._choose_s += 0.1 * ((self.clock() - proposed) / max(1, len(proposals)) - self._choose_s)
+            kept = self.controller.choose(proposals, rows, sequences, context, proposed - start + self._host_s * len(proposals))
+            self._spent_s, self._spent_for = self.clock() - proposed, len(proposals)
             for (item, _), proposal, tree in zip(able, proposals, kept, strict=True):
                 item.tree = tree
                 self._asked[item.request.id] = proposal, len(item.request.tokens)
@@ -158,10 +158,10 @@ class Drafting:
             asked.append(item)
         if not asked:
             return False
-        for item, tree in zip(asked, batch.draft(rows, sequences, context, self._draft_s * len(asked)), strict=True):
+        for item, tree in zip(asked, batch.draft(rows, sequences, context, self._host_s * len(asked)), strict=True):
             if tree is not None:
                 item.tree = tree
-        self._drafted_s, self._drafted = self.clock() - start, len(asked)
+        self._spent_s, self._spent_for = self.clock() - start, len(asked)
         return True
 
     def _fits(self, item: StepItem, tree: Tree) -> bool:
@@ -220,7 +220,9 @@ class Drafting:
             asked = self._asked.pop(request.id, None)
             if asked is not None:
                 proposal, before = asked
+                start = self.clock()
                 self.controller.learn(proposal, request.tokens[before:])
+                self._spent_s += self.clock() - start
             request.wish = self.controller.wish(self._drafter(request), request.budget)
         if not tree:
             request.statistics.steps += 1
@@ -239,13 +241,12 @@ class Drafting:
                                    [request.budget for request, _ in turns])
         for (request, _), wish in zip(turns, wishes, strict=True):
             request.wish = wish
-        if self._drafted:
-            seconds = UNTIMED * (self._drafted_s + self.clock() - start)
-            self._draft_s += 0.1 * (seconds / self._drafted - self._draft_s)
-            self._drafted = 0
+        self._spent_s += self.clock() - start
 
     def done(self, items: Sequence[StepItem]) -> None:
         """The step is over: what it took since its drafts is what its rows cost, of trees as they were sent (a grammar changes some)."""
+        if self._spent_for:
+            self._host_s += 0.1 * (UNTIMED * self._spent_s / self._spent_for - self._host_s)
         if self._step is not None:
             context, start = self._step
             self._step = None

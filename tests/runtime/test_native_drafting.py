@@ -45,7 +45,7 @@ def drafting(native: Native, *, batched: bool) -> Drafting:
         made.use(cast("Device", SimpleNamespace(native=functions, host_list=lists)))
         assert isinstance(made.controller, NativeController)
         assert made._batch is not None
-    made._choose_s = made._draft_s = 0.0
+    made._host_s = 0.0
     return made
 
 
