@@ -84,9 +84,9 @@ def all_lines(rig: Rig, graph: Graph) -> Iterator[Found]:
     assert isinstance(program, CudaProgram)
     weights = rig.artifact.level_weights(rig.manifest.target_level.name, level.device.target.name)
     prompt = min(WIDE_PROMPT, rig.limits.max_num_batched_tokens, rig.limits.max_model_len // 2)
-    if rig.geometry.grouped and prompt >= size:
-        prompt = prompt // size * size - 2  # what is committed behind it fills a page
     chain = min(CHAIN, rig.limits.max_tree_nodes + 1)
+    if rig.geometry.grouped and prompt >= size:
+        prompt = prompt // size * size - min(2, (chain + 1) // 2)  # what is committed behind it, every second row, fills a page
     pages = SequencePages(level, rig.geometry, -(-(prompt + chain) // size))
     nodes = chosen(graph, program)
     for context, rows, drafted in ((0, prompt, False), (prompt, chain, True)):
@@ -146,8 +146,6 @@ def own_errors(graph: Graph, inputs: Mapping[str, Any], weights: LevelWeights, n
 
     def value_of(name: str) -> Value:
         if name not in values:
-            if name not in native:
-                raise KeyError(name)
             value = native[name][1]
             values[name] = torch.from_numpy(value) if isinstance(value, np.ndarray) else value
         return values[name]
@@ -159,11 +157,10 @@ def own_errors(graph: Graph, inputs: Mapping[str, Any], weights: LevelWeights, n
                 continue
             if isinstance(node.op, Weight) or (node.name not in nodes and node.name in native):
                 continue
-            try:
-                read = {name: given(graph[name], inputs, lambda one: stored_weight(weights, one), context)
-                        if isinstance(graph[name].op, Weight) else value_of(name) for name in node.inputs}
-            except KeyError:  # of a layer that is not compared, or fed by what cannot be read
-                continue
+            if not all(isinstance(graph[name].op, Weight) or name in values or name in native for name in node.inputs):
+                continue  # of a layer that is not compared, or fed by what cannot be read
+            read = {name: given(graph[name], inputs, lambda one: stored_weight(weights, one), context)
+                    if isinstance(graph[name].op, Weight) else value_of(name) for name in node.inputs}
             wanted = evaluate(node, read, context)
             check(node, wanted, sizes, context)
             if node.name not in native:

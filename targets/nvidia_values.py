@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Container, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -74,7 +74,7 @@ class SequencePages:
     level: CudaLevel
     geometry: KvGeometry
     count: int
-    recent: Array | None = None
+    recent: Array | None = field(init=False)
 
     def __post_init__(self) -> None:
         self.scratch = self.level.limits.scratch_pages(self.geometry.page_size)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -81,7 +82,7 @@ def random_source(ref: str) -> ModelSource:
     for option in options:
         key, _, text = option.partition("=")
         low, high = {"layers": (1, MAX_LAYERS), "seed": (0, MAX_SEED)}.get(key, (0, -1))
-        if key in given or not text.isdecimal() or not low <= int(text) <= high:
+        if key in given or not re.fullmatch("[0-9]{1,19}", text) or not low <= int(text) <= high:
             raise CaptureError(f"'{ref}': '{option}': expected layers=N (1 to {MAX_LAYERS}) or seed=N, each once")
         given[key] = int(text)
     shape, seed = replace(SHAPES[name], layers=given.get("layers", SHAPES[name].layers)), given.get("seed", 0)

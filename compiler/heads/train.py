@@ -29,7 +29,7 @@ from mlsdc.compiler.heads.modules import Batch, Head, Tensor
 @dataclass(frozen=True)
 class TrainOptions:
     """`batch_tokens` of padded text a batch, `window` batches are kept, each text is streamed `epochs` times. `soft`: share of the loss
-    that compares distributions with the target's."""
+    that compares distributions with the target's. `init`: sha256 of the file of heads that training goes on from, if it does."""
 
     seed: int = 0
     epochs: int = 1
@@ -43,6 +43,7 @@ class TrainOptions:
     patience: int = 4
     clip: float = 1.0
     soft: float = 0.0
+    init: str = ""
 
 
 @dataclass

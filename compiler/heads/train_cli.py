@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import signal
 import tempfile
 import types
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -81,6 +82,9 @@ def main(args: argparse.Namespace) -> int:
     ids = frequent(samples, args.draft_vocab, source.vocab_size)
     if begun:
         ids = begun[kinds[0]].d2t.tolist()
+        if max(ids) >= source.vocab_size:
+            label = begun[kinds[0]].label
+            raise HeadError(f"--init: {label}: drafts token {max(ids)}, the model has {source.vocab_size}: another model's heads")
     draft = torch.full((int(target.embed.shape[0]),), -1)
     draft[torch.tensor(ids)] = torch.arange(len(ids))
     options = TrainOptions(seed=args.seed, epochs=args.epochs, batch_tokens=args.batch_tokens, window=args.window, replay=args.replay,
@@ -95,10 +99,13 @@ def main(args: argparse.Namespace) -> int:
             go_on(head, begun[kind], ids)
         outputs.append(Path(args.output.replace("{kind}", kind)))
         checkpoint = outputs[-1].with_suffix(".checkpoint")
-        trainer = Trainer(head, target, head_config.taps, samples, draft, options, checkpoint, partial(tell, kind))
+        begins = replace(options, init=digest(args.init, kind)) if args.init else options
+        trainer = Trainer(head, target, head_config.taps, samples, draft, begins, checkpoint, partial(tell, kind))
         print(f"{kind}: {sum(p.numel() for p in head.parameters()) / 1e6:.2f} M numbers, {len(trainer.plan)} batches", flush=True)
         if trainer.resume(window=not args.finish):
             print(f"{kind}: resumed at batch {trainer.streamed} of {len(trainer.plan)}", flush=True)
+        elif kind in begun and not args.finish:
+            trainer.measure()  # what is kept in the end must be better than what it began with
         trainers.append(trainer)
     if len({trainer.taps for trainer in trainers}) > 1:
         raise HeadError("--kind: heads that read different layers cannot learn from one pass; train them one after the other")
@@ -116,7 +123,15 @@ def beginning(path: str, kind: str) -> HeadFile:
     """The finished heads that `--init` names. Raises HeadError."""
     from mlsdc.compiler.heads.checkpoint import read_own
 
-    return read_own(Path(path.replace("{kind}", kind)))
+    return read_own(init_file(path, kind))
+
+
+def init_file(path: str, kind: str) -> Path:
+    return Path(path.replace("{kind}", kind))
+
+
+def digest(path: str, kind: str) -> str:
+    return hashlib.sha256(init_file(path, kind).read_bytes()).hexdigest()
 
 
 def go_on(head: Head, file: HeadFile, ids: list[int]) -> None:

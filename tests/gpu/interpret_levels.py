@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -146,6 +147,7 @@ def main() -> None:
     folder.mkdir(parents=True, exist_ok=True)
     if not (folder / "model").exists():
         write_checkpoints(folder)
+    wrong = False
     for wanted in sys.argv[2:]:
         case, _, kv = wanted.partition(":")
         output = folder / f"{case}-{kv.replace('/', '_')}.mlsdc"
@@ -155,9 +157,11 @@ def main() -> None:
         target = Artifact.open(output).manifest.target_level
         prompts = LONG if (target.kv is not None and target.kv.grouped) or "window" in kv else PROMPTS
         cpu, gpu = (say(output, device, prompts, 6) for device in ("cpu", "interpret"))
-        texts, trees = cpu.texts == gpu.texts, sum(one != other for one, other in zip(cpu.trees, gpu.trees, strict=False))
+        texts, trees = cpu.texts == gpu.texts, sum(one != other for one, other in zip_longest(cpu.trees, gpu.trees))
+        wrong |= not texts or trees > 0
         print(f"{wanted}: texts {'same' if texts else f'DIFFER {cpu.texts} {gpu.texts}'}; {len(gpu.trees)} trees, {trees} differ; "
               f"drafted {gpu.drafted}, accepted {gpu.accepted}; {time.perf_counter() - start:.0f} s", flush=True)
+    sys.exit(wrong)
 
 
 if __name__ == "__main__":

@@ -182,6 +182,12 @@ def test_a_share_of_the_text_is_learned_from() -> None:
     assert 0.3 * whole[0][1] < counts[0][1] < 0.7 * whole[0][1]
 
 
+def test_a_checkpoint_of_a_run_that_began_with_other_heads_is_refused(tmp_path: Path) -> None:
+    trainer(EAGLE, tmp_path / "c").save()
+    with pytest.raises(HeadError, match="c: was written with init , now it is abc"):
+        trainer(EAGLE, tmp_path / "c", init="abc").resume()  # type: ignore[arg-type]
+
+
 def test_a_checkpoint_of_other_options_is_refused(tmp_path: Path) -> None:
     trainer(EAGLE, tmp_path / "c").save()
     with pytest.raises(HeadError, match="c: was written with seed 1, now it is 9"):

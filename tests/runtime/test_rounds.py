@@ -44,6 +44,10 @@ class InRounds(Level):
 class AtOnce(InRounds):
     """Has no rounds: a level that other levels' work may not come between, or that runs nothing."""
 
+    def propose_all(self, states: Sequence[LevelState], budgets: Sequence[int]) -> list[Tree]:
+        self.said.append(f"{self.name} proposes")
+        return super().propose_all(states, budgets)
+
     propose_rounds = Level.propose_rounds
 
 
@@ -60,6 +64,13 @@ def test_a_level_without_rounds_proposes_at_once() -> None:
     merged = MergedLevel([InRounds("a", 2, said), AtOnce("c", 0, said)], 8)
     (tree,) = merged.propose_all([merged.start()], [8])
     assert sorted(tree.tokens) == [9, ord("a"), ord("a")]
+
+
+def test_a_level_without_rounds_proposes_once_all_others_have_started() -> None:
+    said: list[str] = []
+    merged = MergedLevel([AtOnce("c", 0, said), InRounds("a", 1, said), InRounds("b", 1, said)], 8)
+    merged.propose_all([merged.start()], [8])
+    assert said == ["a starts", "b starts", "c proposes", "a reads", "b reads"]
 
 
 def test_rounds_one_after_the_other_come_to_the_same() -> None:
