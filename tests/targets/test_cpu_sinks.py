@@ -17,6 +17,7 @@ LIMITS = Limits(max_model_len=512, max_num_seqs=4, max_num_batched_tokens=64, ma
 ROWS = Dim("rows", 1, LIMITS.max_num_batched_tokens)
 SHAPES = {
     "bf16": Shape(9, 3, 64, page_size=32, window=100, sinks=4), "int8": Shape(4, 2, 80, page_size=16, format="int8", window=64, sinks=20),
+    "small pages": Shape(9, 3, 64, page_size=16, window=64, sinks=4), "fp8": Shape(4, 2, 64, page_size=16, format="fp8", window=64, sinks=4),
     "capped": Shape(2, 1, 64, page_size=64, format="fp8/int4-token", window=70, sinks=1, softcap=2.0),
 }  # fmt: skip
 
@@ -60,7 +61,7 @@ def test_rows_read_the_window_and_the_sinks(machine: Machine, name: str) -> None
         assert np.abs(run(machine, name, case)[0] - case.expected).max() < allowed(shape)
 
 
-@pytest.mark.parametrize("ctx", [3, 63, 64, 100, 165, 256, 333, 449])
+@pytest.mark.parametrize("ctx", [3, 63, 64, 100, 165, 256, 333, *range(387, 422, 7), 449])
 def test_pages_of_the_gap_may_name_any_page_of_the_sequence(machine: Machine, ctx: int) -> None:
     for name, shape in SHAPES.items():
         rng = np.random.default_rng(ctx)
