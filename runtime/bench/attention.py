@@ -5,8 +5,8 @@
 Each of `batch` sequences has `context` committed tokens in pages of its own, at random places of memory, every one of them written: memory
 that was only asked for is one page of zeros, which caches hold. Pages hold keys and values of real tokens, the same few again and again.
 A step is one row of each sequence (decode), and `--rows` drafted rows, a chain, of one (verify). Attention's time is that of its launches,
-one at a time; its bytes are those of all positions, each once a layer and row of a decode: for a cache with a window, or layers with windows of
-their own, that is more than is read.
+one at a time; its bytes are those of all positions, each once a layer and row of a decode: for a cache with a window, or layers with
+windows of their own, that is more than is read.
 """
 
 from __future__ import annotations

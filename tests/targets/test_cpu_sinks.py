@@ -17,7 +17,8 @@ LIMITS = Limits(max_model_len=512, max_num_seqs=4, max_num_batched_tokens=64, ma
 ROWS = Dim("rows", 1, LIMITS.max_num_batched_tokens)
 SHAPES = {
     "bf16": Shape(9, 3, 64, page_size=32, window=100, sinks=4), "int8": Shape(4, 2, 80, page_size=16, format="int8", window=64, sinks=20),
-    "small pages": Shape(9, 3, 64, page_size=16, window=64, sinks=4), "fp8": Shape(4, 2, 64, page_size=16, format="fp8", window=64, sinks=4),
+    "small pages": Shape(9, 3, 64, page_size=16, window=64, sinks=4),
+    "fp8": Shape(4, 2, 64, page_size=16, format="fp8", window=64, sinks=4),
     "capped": Shape(2, 1, 64, page_size=64, format="fp8/int4-token", window=70, sinks=1, softcap=2.0),
 }  # fmt: skip
 
