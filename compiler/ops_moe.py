@@ -88,3 +88,9 @@ def columns(experts: int, weight: TensorType) -> int:
     if not isinstance(rows, int) or experts < 1 or rows % experts:
         raise Mismatch(f"{weight} does not divide into {experts} experts")
     return rows // experts
+
+
+def pairs_alone(experts: int, slots: int) -> int:
+    """Rows, a power of two, up to which a GPU's kernels read an expert's weight once for each pair (row, slot): at most as many pairs as
+    there are experts. With more rows pairs are sorted by expert, and an expert's weight is read once."""
+    return 1 << max(experts // slots, 1).bit_length() - 1

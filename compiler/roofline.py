@@ -14,6 +14,7 @@ from math import prod
 from mlsdc.compiler.graph import Graph, Input, Node, Weight
 from mlsdc.compiler.ops_core import ArgMax, GatherRows, Reshape
 from mlsdc.compiler.ops_kv import AppendKv, PagedAttention
+from mlsdc.compiler.ops_moe import ExpertLinear, ExpertLinearQ, pairs_alone
 from mlsdc.compiler.ops_nn import Embed, Linear
 from mlsdc.compiler.ops_quant import AppendKvSlice, Calibrated, GatedQuantise, LinearQ
 from mlsdc.compiler.types import Dim, DType, KvType, TensorType, Type
@@ -121,6 +122,14 @@ def node_cost(node: Node, graph: Graph, load: Load) -> Cost:
             assert isinstance(weight, TensorType)
             unit = {DType.Q8: "int8", DType.Q4: "int8", DType.F8: "fp8"}.get(weight.dtype, "bf16")
             return Cost(node.name, node.op.opname, weights, 0.0, values, 2.0 * rows_of(node.type, load) * elements(weight), unit)
+        case ExpertLinear(experts) | ExpertLinearQ(experts):
+            weight, slots = inputs[1].type, elements(inputs[2].type)
+            assert isinstance(weight, TensorType)
+            pairs = rows_of(node.type, load) * slots
+            read = weights * min(experts, pairs) / experts  # experts hit, each once: at most all of them
+            unit = "int8" if isinstance(node.op, ExpertLinearQ) else "bf16"
+            launches = 1 if load.rows <= pairs_alone(experts, slots) else 2
+            return Cost(node.name, node.op.opname, read, 0.0, values, 2.0 * pairs * elements(weight) / experts, unit, launches)
         case Embed():
             table = inputs[1].type
             assert isinstance(table, TensorType)

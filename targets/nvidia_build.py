@@ -35,6 +35,10 @@ VARIANTS = {
     "gated_q": (Variant(4, 3), Variant(4, 2), Variant(8, 2), Variant(8, 1)),
     "linear_a16": (Variant(4, 4), Variant(4, 3), Variant(4, 2), Variant(8, 2), Variant(8, 1)),
     "linear": (Variant(4, 4), Variant(4, 3), Variant(4, 2), Variant(8, 1)),
+    "expert_tiles_q": (Variant(4, 3), Variant(4, 2), Variant(8, 2), Variant(8, 1)),
+    "expert_linear": (Variant(4, 1),),  # the same warps as expert_rows, or their sums are of another order
+    "expert_rows": (Variant(4, 3), Variant(4, 2), Variant(4, 1)),
+    "expert_tiles": (Variant(4, 4), Variant(4, 3), Variant(4, 2), Variant(8, 1)),
     "sample_bound": (Variant(4, 1), Variant(2, 1), Variant(8, 1)),
     "quantise": (Variant(4, 1), Variant(8, 1), Variant(16, 1)),
     "rms_norm": (Variant(4, 1), Variant(8, 1), Variant(16, 1)),

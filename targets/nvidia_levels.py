@@ -1,4 +1,4 @@
-"""Lowerings that drafting levels and mixtures of experts add on NVIDIA GPUs. A pair (row, slot) reads its expert's weight by itself."""
+"""Lowerings that drafting levels and the routers of mixtures of experts add on NVIDIA GPUs."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from mlsdc.compiler import ops_core, ops_heads, ops_moe, ops_nn
 from mlsdc.compiler.graph import Graph, Node
 from mlsdc.compiler.types import DType
 from mlsdc.targets.nvidia import NvidiaTarget, columns_of, lowers, sizes, storage
-from mlsdc.targets.nvidia_rows import BITS, HEADER, MOST_ELEMENTS, MOST_ROW, PLAIN, fine_abi, launch, rows
+from mlsdc.targets.nvidia_rows import HEADER, MOST_ROW, launch, rows
 from mlsdc.targets.protocol import Call, Declined, KernelSpec, Lowering, TempRef, ValueRef
-from mlsdc.targets.values import counted_rows, fine_args, fine_of, input_type, is_rows, values, whole
+from mlsdc.targets.values import counted_rows, input_type, is_rows, values, whole
 from mlsdc.templates import params_triton_levels as P
 
 
@@ -76,35 +76,3 @@ def lower_pad_heads(target: NvidiaTarget, node: Node, op: ops_nn.PadHeads, graph
         return Declined(f"pad_heads of {x}")
     params = P.PadHeads(*rows(node), prod(sizes(x)[1:]), prod(sizes(node.type)[1:]))
     return launch(node, params, ("x_ptr: *f32", "header: *i32", "y_ptr: *f32"), (*values(node), HEADER))
-
-
-@lowers(ops_moe.ExpertLinear)
-def lower_expert_linear(target: NvidiaTarget, node: Node, op: ops_moe.ExpertLinear, graph: Graph) -> Lowering | Declined:
-    x, weight = input_type(graph, node, 0), input_type(graph, node, 1)
-    if not is_rows(x) or weight.dtype not in PLAIN:
-        return Declined(f"expert_linear of {x} and {weight}; there are templates for f32 rows and weights of f32 and bf16")
-    (slots,), (given, k), n = whole(input_type(graph, node, 2)), whole(x), sizes(node.type)[2]
-    if rows(node)[1] * slots * max(n, k) >= MOST_ELEMENTS:
-        return Declined(f"{slots} slots of {n} x {k} for {rows(node)[1]} rows: kernels count elements in 31 bits")
-    params = P.ExpertLinear(*rows(node), slots, n, k, PLAIN[weight.dtype], given, len(node.inputs) == 4)
-    abi = ("x_ptr: *f32", f"w_ptr: *{params.dtype}", "index_ptr: *i32", *(("bias_ptr: *f32",) if params.bias else ()), "header: *i32",
-           "y_ptr: *f32")
-    return launch(node, params, abi, (*values(node), HEADER), grid=slots * params.grid)
-
-
-@lowers(ops_moe.ExpertLinearQ)
-def lower_expert_linear_q(target: NvidiaTarget, node: Node, op: ops_moe.ExpertLinearQ, graph: Graph) -> Lowering | Declined:
-    weight = input_type(graph, node, 1)
-    if weight.dtype not in BITS:
-        return Declined(f"weight of {weight.dtype}; there are templates for q8 and q4")
-    (slots,), (n, k) = whole(input_type(graph, node, 2)), whole(weight)
-    fine = fine_of(graph, node.inputs[0])
-    if fine and op.inputs > 1:
-        return Declined(f"second planes of {op.inputs} slots' rows have no template")
-    if rows(node)[1] * slots * n >= MOST_ELEMENTS or n * k // 16 >= MOST_ELEMENTS:
-        return Declined(f"weight of {n} x {k} for {rows(node)[1]} rows of {slots} slots: kernels count elements in 31 bits")
-    params = P.ExpertLinearQ(*rows(node), n, k, BITS[weight.dtype], len(fine), op.bias, experts=op.experts, slots=slots, inputs=op.inputs)
-    abi = ("w_ptr: *u8", "x_ptr: *i8", "index_ptr: *i32", *(("bias_ptr: *f32",) if op.bias else ()), "header: *i32", *fine_abi(fine),
-           "y_ptr: *f32")
-    h, w, *more = values(node)
-    return launch(node, params, abi, (w, h, *more, HEADER, *fine_args(fine)), grid=slots * params.grid)

@@ -138,6 +138,7 @@ class ExpertLinear(RowParams):
 
     template: ClassVar[str] = "expert_linear"
 
+    experts: int
     slots: int
     n: int
     k: int
@@ -149,7 +150,8 @@ class ExpertLinear(RowParams):
 
     @property
     def key(self) -> str:
-        return self.named(self.dtype, f"s{self.slots}", f"n{self.n}", f"k{self.k}", "bias" if self.bias else "")
+        bias = "bias" if self.bias else ""
+        return self.named(self.dtype, f"e{self.experts}", f"s{self.slots}", f"n{self.n}", f"k{self.k}", bias)
 
     @property
     def grid(self) -> int:

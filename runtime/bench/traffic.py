@@ -10,7 +10,7 @@ from mlsdc.runtime.kv_format import KvGeometry
 from mlsdc.runtime.program import InputArg, PoolArg, ProgramSpec, WeightArg
 
 # kernels that read only the experts hit; their names say how many there are, and how many a row chooses
-EXPERTS = re.compile(r"expert_linear_.*_e(?P<experts>\d+)_s(?P<slots>\d+)_")
+EXPERTS = re.compile(r"expert_(linear|rows|tiles)_.*_e(?P<experts>\d+)_s(?P<slots>\d+)_")
 WRITERS = ("append_kv", "commit", "quantise_kv", "settle_kv")  # kernels that are given the pool to write to
 
 
@@ -31,11 +31,14 @@ def traffic(program: ProgramSpec, sizes: Mapping[str, int], vocab_size: int, geo
 
     A launch reads each of its weights whole, once, but of a table that is looked up by token it reads `rows` rows, and of experts those
     that rows choose: as many as one row's slots for one row, for more rows at most as many as they have slots. Attention reads a
-    layer's keys and values of every position once (its rows share them in cache). Activations stay in cache and are not counted.
+    layer's keys and values of every position once (its rows share them in cache). Activations stay in cache and are not counted. Of a
+    node's launches for few and for many rows one counts; of rows that want logits there are taken to be `rows`.
     """
     weights = 0
     layers = set()
     for launch in program.launches:
+        if launch.count in ("ROWS", "OUT") and not launch.runs(rows):
+            continue
         read = sum(sizes[name] for name in {arg.weight for arg in launch.args if isinstance(arg, WeightArg)})
         by_token = any(isinstance(arg, InputArg) and arg.input == "tokens" for arg in launch.args)
         experts = EXPERTS.match(launch.kernel)

@@ -60,3 +60,15 @@ def test_pages_are_every_positions_keys_and_values_of_the_layers_attended_to(pos
 def test_writing_to_the_pool_reads_no_pages() -> None:
     found = program(launch("append_kv_bf16", layer(0)), launch("commit_bf16", layer(0)))
     assert traffic(found, {}, VOCAB, GEOMETRY, rows=1, positions=100).pages == 0
+
+
+def test_of_a_nodes_launches_for_few_and_for_many_rows_one_reads_the_weight() -> None:
+    few, many = (Launch("node", "linear", 1, "ROWS", (WeightArg("w"),), over=over, upto=upto) for over, upto in ((0, 64), (64, 0)))
+    for rows in (1, 64, 65, 512):
+        assert traffic(program(few, many), {"w": 640}, VOCAB, GEOMETRY, rows=rows, positions=1).weights == 640
+
+
+def test_pairs_sorted_by_expert_read_each_expert_once_at_most() -> None:
+    found = program(launch("expert_tiles_q_w8_e8_s2_n64_k64_0", WeightArg("w")))
+    read = [traffic(found, {"w": 800}, VOCAB, GEOMETRY, rows=rows, positions=1).weights for rows in (1, 3, 4, 512)]
+    assert read == [200, 600, 800, 800]

@@ -9,9 +9,11 @@ import pytest
 
 from mlsdc.compiler.cli import main
 from mlsdc.compiler.cli_roofline import chain_tokens
-from mlsdc.compiler.graph import Weight
+from mlsdc.compiler.graph import Builder, Weight
+from mlsdc.compiler.ops_moe import ExpertLinearQ
 from mlsdc.compiler.roofline import KV_BITS, MACHINES, Load, step_costs, step_seconds, weight_bytes
 from mlsdc.compiler.roofline_shapes import SHAPES, shape_graph
+from mlsdc.compiler.types import Dim, DType, TensorType
 from mlsdc.runtime.step import Limits
 from mlsdc.targets.hardware import GPUS
 
@@ -43,6 +45,18 @@ def test_the_cache_is_read_once_for_all_rows_of_a_sequence() -> None:
     graph = shape_graph(SHAPES["llama-3-8b"], LIMITS)
     read = [sum(cost.kv for cost in step_costs(graph, Load(rows, 4, 8192)) if cost.op == "paged_attention") for rows in (4, 32)]
     assert read[0] == read[1] == 4 * 8192 * 32 * 8 * 128 * 2 * 2
+
+
+@pytest.mark.parametrize(("rows", "experts", "launches"), [(1, 2, 1), (4, 8, 1), (5, 8, 2), (512, 8, 2)])
+def test_experts_that_are_hit_are_read_once(rows: int, experts: int, launches: int) -> None:
+    b = Builder("moe")
+    x = b.input("x", TensorType(DType.A8, (Dim("rows", 1, 512), 64)))
+    index = b.input("index", TensorType(DType.I32, (Dim("rows", 1, 512), 2)))
+    graph = b.build(result=b.add("result", ExpertLinearQ(8), x, b.weight("w", TensorType(DType.Q8, (8 * 32, 64))), index))
+    (cost,) = step_costs(graph, Load(rows, 1, 0))
+    assert cost.weights == weight_bytes(graph["w"].type) * experts / 8
+    assert cost.operations == 2 * rows * 2 * 32 * 64  # a row has two slots
+    assert cost.launches == launches  # with more pairs than experts they are sorted first
 
 
 def test_a_smaller_format_reads_less() -> None:

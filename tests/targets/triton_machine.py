@@ -25,6 +25,13 @@ GUARD, POISON = 4096, 0xFF
 TYPES = {"f32": "f4", "f64": "f8", "i32": "i4", "i64": "i8", "u8": "u1", "i8": "i1", "f16": "f2", "bf16": "u2"}
 
 
+def as_bf16(data: Array) -> Any:
+    """Bytes as a tensor of bf16 numbers: numpy has none."""
+    import torch
+
+    return torch.from_numpy(data[: len(data) // 2 * 2].view(np.int16)).view(torch.bfloat16)
+
+
 def poisoned(size: int) -> Array:
     return np.full(2 * GUARD + -(-size // 64) * 64, POISON, np.uint8)
 
@@ -97,6 +104,8 @@ class TritonMachine:
                 case _:
                     raise ValueError(f"unexpected argument {arg}")
             dtype = np.dtype(TYPES[type_.removeprefix("*")])
+            if type_ == "*bf16":
+                return as_bf16(data)
             return data[: len(data) // dtype.itemsize * dtype.itemsize].view(dtype)
 
         for call in lowering.calls:
