@@ -304,6 +304,9 @@ def emit(module: Module, target: Target, vocab_size: int) -> tuple[dict[str, dic
             program, kernels = emit_lowering(lowering, "sample", level.name)
             programs[level.name]["sample"] = replace(program, arena_bytes=arena_bytes)
             groups.append(kernels)
+            if len(module.levels) > 1 and (lowering_of_choices := target.follow()) is not None:
+                programs[level.name]["follow"], kernels = emit_lowering(lowering_of_choices, "follow", level.name)
+                groups.append(kernels)
         if level is not module.target:
             groups.append(tuple(target.level_functions(level.kind, level.params)))
     return programs, merge_specs(groups)

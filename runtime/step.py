@@ -33,6 +33,7 @@ MAX_BANS = 128  # end tokens of a request that min_tokens masks
 MAX_LOGPROBS = 20
 LOGPROB_COLUMNS = 1 + MAX_LOGPROBS  # the chosen token and the most probable ones
 BLOCK = 64  # positions per attention block (law L2)
+FOLLOWED_WORDS = 4 + 2 * SCRATCH_SLOTS  # of a sequence (runtime/followed.py)
 
 
 class Header(enum.IntEnum):
@@ -84,11 +85,13 @@ INPUTS: dict[str, tuple[str, str]] = {
     "seq_ctx": ("i4", "seqs"),  # drafted: committed tokens that lie in pages; prefilled: position of its first row
     "seq_row": ("i4", "seqs"),  # first row of the sequence
     "seq_rows": ("i4", "seqs"),  # how many rows it has
+    "seq_out": ("i4", "seqs"),  # the first entry in `choices` of those it follows, -1 if it wants none
     "page_table": ("i4", "seqs x pages_per_seq"),  # page of positions page_size * i ..
     "scratch_table": ("i4", "seqs x scratch_pages"),  # page of slots page_size * i ..; unused by prefilled sequences
     "tail_table": ("i4", "seqs x tail"),  # of a grouped format: wide pages: of the first tokens, then of the ring (runtime/kv_tail.py)
     "out_rows": ("i4", "out"),  # rows that want logits and a choice
     "choices": ("i4", "out"),  # result: the target's choice for each of them
+    "followed": ("i4", "seqs x followed"),  # kept: where the choices led, by `follow` (runtime/followed.py)
     "sampling": ("f8", "seqs x sampling"),  # how each sequence's rows choose, read by `sample` only
     "bias_ids": ("i4", "seqs x bias"),  # logit_bias: tokens
     "bias": ("f4", "seqs x bias"),  # and what is added
@@ -107,6 +110,7 @@ INPUTS: dict[str, tuple[str, str]] = {
     "features": ("f4", "rows x features"),  # a head's: hidden states that its rows start from
     "taps": ("f4", "rows x taps"),  # a head's: the target's hidden states of several layers, which become features
 }
+KEPT = frozenset({"followed"})  # neither brought to the device by a step nor taken from it
 
 
 def mask_words(vocab_size: int) -> int:
@@ -135,6 +139,7 @@ class Cells:
     seq_ctx: Cell
     seq_row: Cell
     seq_rows: Cell
+    seq_out: Cell
     page_table: Cell
     scratch_table: Cell
     tail_table: Cell
@@ -158,10 +163,12 @@ class StepBuffers:
     seq_ctx: Array
     seq_row: Array
     seq_rows: Array
+    seq_out: Array
     page_table: Array
     scratch_table: Array
     out_rows: Array
     choices: Array
+    followed: Array
     sampling: Array
     bias_ids: Array
     bias: Array
@@ -215,6 +222,7 @@ def input_shape(name: str, limits: Limits, page_size: int, widths: Mapping[str, 
         "seqs x scratch_pages": (limits.max_num_seqs, widths.get("scratch", limits.scratch_pages(page_size))),
         "seqs x tail": (limits.max_num_seqs, widths.get("tail", 0)),
         "groups": (limits.max_num_seqs * widths.get("groups", 0),),
+        "seqs x followed": (limits.max_num_seqs, FOLLOWED_WORDS),
         "seqs x sampling": (limits.max_num_seqs, SAMPLING_WORDS),
         "seqs x bias": (limits.max_num_seqs, MAX_BIAS),
         "seqs x bans": (limits.max_num_seqs, MAX_BANS),

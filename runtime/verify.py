@@ -52,6 +52,7 @@ def write_rows(buffers: StepBuffers, items: Sequence[StepItem]) -> None:
         row += count
         wanted = item.outs = item.logit_rows
         item.out = out if wanted else -1
+        cells.seq_out[seq] = out + wanted - 1 - len(tree) if item.decodes or item.wants_choice else -1
         if wanted == 1:
             cells.out_rows[out] = row - 1
         else:

@@ -85,6 +85,11 @@ class NvidiaTarget(Target):
 
         return sample_lowering(logits, vocab_size, self.limits, base)
 
+    def follow(self) -> Lowering:
+        from mlsdc.targets.nvidia_ahead import follow_lowering
+
+        return follow_lowering()
+
     def level_functions(self, kind: str, params: Mapping[str, Any]) -> Sequence[KernelSpec]:
         """None: counting levels run on the host, in Python where the artifact has no code for it."""
         return () if kind == "ngram" else super().level_functions(kind, params)

@@ -31,6 +31,7 @@ VARIANTS = {
     "rope": (Variant(1, 1),),
     "rope_table": (Variant(1, 1),),
     "commit": (Variant(4, 1),),
+    "follow": (Variant(1, 1),),
     "linear_q": (Variant(4, 3), Variant(4, 2), Variant(8, 2), Variant(8, 1)),
     "gated_q": (Variant(4, 3), Variant(4, 2), Variant(8, 2), Variant(8, 1)),
     "linear_a16": (Variant(4, 4), Variant(4, 3), Variant(4, 2), Variant(8, 2), Variant(8, 1)),

@@ -134,6 +134,10 @@ class Target(ABC):
         """
         raise CompileError(f"target {self.name} has no sampling kernels yet")
 
+    def follow(self) -> Lowering | None:
+        """The launch that follows every sequence's choices down its tree (runtime/followed.py); None: the host does it alone."""
+        return None
+
     def level_functions(self, kind: str, params: Mapping[str, Any]) -> Sequence[KernelSpec]:
         """Host functions that a drafting level needs or can use. Raises CompileError where it has no graphs and the target no functions."""
         if kind == "ngram":

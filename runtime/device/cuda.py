@@ -17,16 +17,17 @@ from mlsdc.runtime.artifact import Artifact
 from mlsdc.runtime.device.base import BoundProgram, Device, LevelMemory
 from mlsdc.runtime.device.binding import level_info, step_buffers
 from mlsdc.runtime.device.cuda_driver import FREE_SHARED, MAX_DYNAMIC_SHARED, NON_BLOCKING, SHARED_OPTIN, Driver, branch_of, fits
-from mlsdc.runtime.device.cuda_program import CudaProgram, CudaSample, aligned, input_places, used_inputs
+from mlsdc.runtime.device.cuda_program import CudaFollow, CudaProgram, CudaSample, aligned, input_places, used_inputs
 from mlsdc.runtime.errors import ArtifactError, DeviceError
 from mlsdc.runtime.manifest import KernelInfo, LevelInfo, TargetInfo
-from mlsdc.runtime.program import ArenaArg, Arg, InputArg, Launch, PoolArg, WeightArg
+from mlsdc.runtime.program import ArenaArg, Arg, InputArg, Launch, PoolArg, ProgramSpec, WeightArg
 from mlsdc.runtime.step import INPUTS, Array, Header, Limits
 
 if TYPE_CHECKING:
     from mlsdc.runtime.memory_plan import MemoryPlan
 
 CHUNK = 64 << 20  # bytes of weights copied at a time
+KINDS: dict[str, type[CudaProgram]] = {"sample": CudaSample, "follow": CudaFollow}
 
 
 @dataclass(frozen=True)
@@ -204,13 +205,20 @@ class CudaLevel(LevelMemory):
             self.weights |= {name: at + place for name, place in places.items()}
             at += aligned(len(data))
         device.weights[level] = self.weights
+        self._behind = specs.get("follow")
         self.feeds: dict[str, CudaProgram] = {}  # by name: a result's copy goes where this program takes the input of that name from
         self.programs: dict[str, BoundProgram] = {}
         results = {name for spec in specs.values() for name in spec.taps}
         read = {name: results & used_inputs([spec]) for name, spec in specs.items()}
         for name in sorted(specs, key=lambda name: not read[name]):  # those that are fed come first
-            self.programs[name] = program = (CudaSample if name == "sample" else CudaProgram)(self, specs[name])
+            self.programs[name] = program = KINDS.get(name, CudaProgram)(self, specs[name])
             self.feeds |= dict.fromkeys(read[name], program)
+
+    def brought(self, spec: ProgramSpec) -> set[str]:
+        """Step inputs that a program brings to the GPU: those it reads, and `forward` also those of `follow`, which starts behind it."""
+        if self._behind is None or spec.name not in ("forward", "follow"):
+            return used_inputs([spec])
+        return used_inputs([spec, self._behind]) if spec.name == "forward" else set()
 
     def _lent(self, info: LevelInfo) -> dict[str, int]:
         """Addresses of tensors that lie with the target's."""

@@ -18,7 +18,7 @@ from mlsdc.runtime.device.cuda_driver import THREAD_LOCAL
 from mlsdc.runtime.errors import ArtifactError
 from mlsdc.runtime.program import Arg, FloatArg, InputArg, IntArg, Launch, ProgramSpec, Tap
 from mlsdc.runtime.sampling import record
-from mlsdc.runtime.step import INPUTS, Array, Header, Limits
+from mlsdc.runtime.step import INPUTS, KEPT, Array, Header, Limits
 
 if TYPE_CHECKING:
     from mlsdc.runtime.device.cuda import CudaDevice, CudaLevel
@@ -87,7 +87,7 @@ class CudaProgram(BoundProgram):
         self.launches = [BoundLaunch(level, launch) for launch in spec.launches]
         used = used_inputs([spec])
         self.results = [name for name in RESULTS if name in used]
-        self._reads = [name for name in level.places if name in used and name not in RESULTS]
+        self._reads = [name for name in level.places if name in level.brought(spec) and name not in (*RESULTS, *KEPT)]
         self._staged = {name: level.device.pinned(getattr(level.buffers, name).nbytes) for name in self.results}
         self._taps = {name: self._readers_block(name, tap) for name, tap in spec.taps.items() if name != "logits"}  # few ask for logits
         self._runs = self._contiguous()
@@ -248,6 +248,19 @@ class CudaProgram(BoundProgram):
         return ready
 
 
+class CudaFollow(CudaProgram):
+    """`follow`, launched behind those who chose: `forward` brought what it reads, and what it writes stays. Nobody waits for it."""
+
+    def _buckets(self) -> list[tuple[int, ...]]:
+        return []
+
+    def start(self) -> None:
+        self.device.use()
+        header = self.level.counts()
+        for bound in self.launches:
+            bound.enqueue(self.device, header)
+
+
 class CudaSample(CudaProgram):
     """`sample`, launched kernel by kernel: it runs in few steps, and of its large inputs (bias, penalties) next to nothing is used."""
 
@@ -298,8 +311,8 @@ def used_inputs(specs: Iterable[ProgramSpec]) -> set[str]:
 
 
 def input_places(sizes: Mapping[str, int], specs: Iterable[ProgramSpec]) -> tuple[dict[str, int], int]:
-    """Byte offsets of step inputs on the GPU, and their end. Those of `forward` come first, so that one copy brings them all."""
-    first = used_inputs(spec for spec in specs if spec.name == "forward") - set(RESULTS)
+    """Byte offsets of step inputs on the GPU, and their end. Those that `forward` brings come first, so that one copy brings them all."""
+    first = used_inputs(spec for spec in specs if spec.name in ("forward", "follow")) - {*RESULTS, *KEPT}
     places, at = {}, 0
     for name in sorted(sizes, key=lambda name: (name not in first, list(sizes).index(name))):
         places[name] = at

@@ -1,0 +1,25 @@
+"""Kernels that work behind a step's choices, executed by Triton's interpreter on a CPU and compared with the host's code."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("triton", reason="triton is not installed (pip install mlsdc[nvidia])")
+
+
+def interpreted(root: Path, *what: str) -> None:
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "TRITON_DEFAULT_FP_FUSION": "0"}
+    command = [sys.executable, "-m", "tests.targets.interpret_ahead", *what]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "all as the host has them" in done.stdout
+
+
+def test_choices_are_followed_as_the_host_follows_them(root: Path) -> None:
+    """Steps of trees, of full ones, of plain rows and of prompts, with choices down long paths and off them."""
+    interpreted(root, "follow:40")
