@@ -29,6 +29,18 @@ def tiny_gpu(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Path
 
 
 @pytest.fixture(scope="session")
+def tiny_tunable(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Path:
+    """For h100, with other builds of its kernels for `mlsdc tune`. The defaults' cubins are those of `tiny_gpu`."""
+    pytest.importorskip("triton", reason="triton is not installed (pip install mlsdc[nvidia])")
+    from mlsdc.compiler import compile_model
+
+    def make(folder: Path) -> None:
+        compile_model(config(tiny_model, "h100") | {"kernels": {"variants": True}}, folder / "tiny.mlsdc")
+
+    return once(tmp_path_factory, "gpu-tiny-tunable", make) / "tiny.mlsdc"
+
+
+@pytest.fixture(scope="session")
 def tiny_fat(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Path:
     """For h100 and this CPU, in one artifact. Its cubins are those of `tiny_gpu`: whoever is second finds them in the cache."""
     pytest.importorskip("triton", reason="triton is not installed (pip install mlsdc[nvidia])")
@@ -50,7 +62,7 @@ def levels_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     def make(folder: Path) -> None:
         write_checkpoints(folder)
         raw = config(folder / "model", "h100", kv={"dtype": "int4", "page_size": 32})
-        raw |= {"cascade": cascade("merged", {}, folder), "memory": {"kv_pool": "4MiB"}}
+        raw |= {"cascade": cascade("merged", folder), "memory": {"kv_pool": "4MiB"}}
         (folder / "model.yaml").write_text(json.dumps(raw).replace(str(folder), "."))
         compile_model(folder / "model.yaml", folder / "levels.mlsdc")
 
