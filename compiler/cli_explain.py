@@ -2,7 +2,8 @@
 
     mlsdc explain m.mlsdc trace.json     # and what `mlsdc trace` measured, beside what was planned
 
-What `mlsdc tune` measured, the file m.plan.json beside the artifact, is told, too: levels kept and dropped, the tree that pays, speeds.
+What `mlsdc tune` measured, the files m.plan.json and m.kernels.json beside the artifact, is told, too: levels kept and dropped, the tree
+that pays, speeds; which builds of a GPU's kernels are launched.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any
 
 from mlsdc.compiler.explain_plan import plan_lines
 from mlsdc.runtime.artifact import Artifact
+from mlsdc.runtime.kernel_file import beside
 from mlsdc.runtime.kv_format import FORMATS, KvGeometry
 from mlsdc.runtime.manifest import LevelInfo
 from mlsdc.runtime.plan_file import PlanFile, plan_path
@@ -62,6 +64,7 @@ def explain(artifact: Artifact, explained: Mapping[str, Any], measured: Mapping[
     for entry in explained["passes"]:
         yield from explain_pass(entry)
     yield from kernels(artifact, measured)
+    yield from beside(artifact)
 
 
 def cascade(artifact: Artifact, passes: Mapping[str, Any], measured: Mapping[str, Any] | None) -> Iterator[str]:

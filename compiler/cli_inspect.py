@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from mlsdc.compiler.capture.random_source import RANDOM
 from mlsdc.runtime.artifact import Artifact
 from mlsdc.runtime.errors import MlsdcError
+from mlsdc.runtime.kernel_file import beside
 from mlsdc.runtime.kv_format import KvGeometry
 from mlsdc.runtime.manifest import LevelInfo, TargetInfo
 from mlsdc.runtime.memory_plan import LevelPlan, effective_bits, plan_artifact
@@ -156,6 +157,7 @@ def kernels(artifact: Artifact) -> Iterator[str]:
             yield f"{key}"
             yield f"  {target.name}, {kernel.checked_by}; {kernel.source} -> {kernel.file}:{kernel.entry}  {resources}".rstrip()
             yield f"  {', '.join(kernel.abi)}"
+    yield from beside(artifact)
 
 
 def launches(artifact: Artifact, wanted: str) -> Iterator[str]:

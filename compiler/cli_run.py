@@ -29,7 +29,7 @@ def main(args: argparse.Namespace) -> int:
     params = SamplingParams(max_tokens=args.max_tokens, speculation=Speculation(enabled=False) if args.no_speculation else None)
     text = sys.stdin.read() if args.prompt == "-" else args.prompt
     with Engine.load(args.artifact, threads=args.threads, device=args.device) as engine:
-        device = engine.device.name
+        device, kernels = engine.device.name, engine.device.kernel_note
         chat = not args.raw and text.strip() and engine.tokenizer is not None and engine.tokenizer.has_chat_template
         prompt = [{"role": "user", "content": text}] if chat else text
         (result,) = engine.generate([prompt], params, on_token=lambda _, delta: print(delta.text, end="", flush=True))
@@ -37,6 +37,8 @@ def main(args: argparse.Namespace) -> int:
     if args.stats:
         first, total = result.timings.time_to_first_token_s or 0.0, result.timings.total_s or 0.0
         print(f"device     {device}", file=sys.stderr)
+        if kernels:
+            print(f"kernels    {kernels}", file=sys.stderr)
         print("\n".join(report(result.statistics, len(result.prompt_token_ids), len(result.token_ids), first, total)), file=sys.stderr)
     return 0
 

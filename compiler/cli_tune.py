@@ -2,6 +2,8 @@
 
 What a step costs by rows and context, what the target accepts of each level's drafts by depth, and how fast the ways to draft are:
 predicted from the two, and run. An engine that loads the artifact on this machine begins with it; `mlsdc explain` shows it.
+
+On a GPU first which build of each kernel is fastest, by rows of a step, into <name>.kernels.json.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from mlsdc.runtime.artifact import Artifact
 from mlsdc.runtime.errors import MlsdcError
 
 if TYPE_CHECKING:
@@ -21,7 +24,8 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("artifact", type=Path)
-    parser.add_argument("--prompts", type=Path, required=True, metavar="FILE", help="JSON lines of chats or texts")
+    parser.add_argument("--prompts", type=Path, metavar="FILE", help="JSON lines of chats or texts")
+    parser.add_argument("--kernels-only", action="store_true", help="choose among a GPU's kernels and leave the plan; needs no prompts")
     parser.add_argument("--per-kind", type=int, metavar="N", help="prompts of each kind (default: all)")
     parser.add_argument("--tokens", type=int, default=64, metavar="N", help="of an answer (64)")
     parser.add_argument("--rounds", type=int, default=5, metavar="N", help="of the step times (5)")
@@ -29,6 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", default="auto", metavar="NAME")
     parser.add_argument("--no-check", action="store_true", help="do not run the plans after predicting them")
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="default: <name>.plan.json beside the artifact")
+    parser.add_argument("--kernels-output", type=Path, metavar="FILE", help="default: <name>.kernels.json beside the artifact")
     parser.add_argument("--plot", type=Path, metavar="PNG", help="draw step times and survival (matplotlib)")
 
 
@@ -40,20 +45,49 @@ def main(args: argparse.Namespace) -> int:
     for name, least in (("tokens", 8), ("rounds", 1)):
         if getattr(args, name) < least:
             raise MlsdcError(f"--{name}: {getattr(args, name)} is too few, expected at least {least}")
-    prompts = read_prompts(args.prompts, args.per_kind)
+    if args.prompts is None and not args.kernels_only:
+        raise MlsdcError("--prompts: give a file of prompts like yours; only --kernels-only does without")
+    prompts = None if args.kernels_only else read_prompts(args.prompts, args.per_kind)
+    found = choose_kernels(args)
+    if prompts is None or (found and not Artifact.open(args.artifact).manifest.levels[1:]):
+        return 0
     threads = len(os.sched_getaffinity(0)) if args.threads is None else args.threads
     plan = tune(args.artifact, prompts, threads=threads, device=args.device, max_tokens=args.tokens, rounds=args.rounds,
                 check=not args.no_check, say=lambda text: print(text, file=sys.stderr))
     output = args.output or plan_path(args.artifact)
-    try:
-        output.write_text(plan.to_json(), encoding="utf-8")
-    except OSError as error:
-        raise MlsdcError(f"{output}: cannot be written: {error.strerror}") from None
+    write(output, plan.to_json())
     print("\n".join(told(plan)))
     if args.plot:
         print(draw(plan, args.plot))
     print(f"written: {output}")
     return 0
+
+
+def choose_kernels(args: argparse.Namespace) -> bool:
+    """Time the builds of a GPU's kernels and write which are the fastest; False: there are none to choose among."""
+    from mlsdc.runtime.kernel_file import has_variants, kernels_path
+    from mlsdc.runtime.kernel_file import told as kernels_told
+
+    target = Artifact.open(args.artifact).pick_target(args.device)
+    if target.device.partition(":")[0] != "cuda" or not has_variants(target):
+        if args.kernels_only:
+            raise MlsdcError(f"--kernels-only: target {target.name} has no kernels with several builds to choose among")
+        return False
+    from mlsdc.runtime.bench.tune_kernels import tune_kernels
+
+    found = tune_kernels(args.artifact, device=args.device, say=lambda text: print(text, file=sys.stderr))
+    output = args.kernels_output or kernels_path(args.artifact)
+    write(output, found.to_json())
+    print("\n".join(kernels_told(found)))
+    print(f"written: {output}")
+    return True
+
+
+def write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise MlsdcError(f"{path}: cannot be written: {error.strerror}") from None
 
 
 def told(plan: PlanFile) -> Iterator[str]:

@@ -141,9 +141,11 @@ class GateConfig:
 
 @dataclass(frozen=True)
 class KernelsConfig:
-    """Which compiler's kernels do what where there is a choice. `attention: nvrtc`: CUDA C++ for h100 and h200, never run on a card yet."""
+    """Which compiler's kernels do what where there is a choice. `attention: nvrtc`: CUDA C++ for h100 and h200, never run on a card yet.
+    `variants`: ship other builds of a GPU's linears and attention, that `mlsdc tune` chooses among on the card."""
 
     attention: str = option("triton", choices=("triton", "nvrtc"))
+    variants: bool = option(True)
 
 
 @dataclass(frozen=True)

@@ -194,7 +194,9 @@ class Artifact:
         """Paths of code and weights that the manifest would have the runtime load."""
         for target in self.manifest.targets:
             yield from target.files
-            yield from (kernel.file for kernel in target.kernels.values())
+            for kernel in target.kernels.values():
+                yield kernel.file
+                yield from (variant.file for variant in kernel.variants.values())
         for level in self.manifest.levels:
             if level.weights is not None:
                 yield level.weights

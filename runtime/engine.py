@@ -77,18 +77,20 @@ class Engine:
 
     @staticmethod
     def load(path: str | Path, *, threads: int | None = None, num_pages: int | None = None, kv_pool_bytes: int | None = None,
-             memory_bytes: int | None = None, device: str = "auto", plan_file: str | Path | None = None) -> Engine:
+             memory_bytes: int | None = None, device: str = "auto", plan_file: str | Path | None = None,
+             kernel_file: str | Path | None = None) -> Engine:
         """Open and check an artifact and make it ready to serve on this machine.
 
         The page pool's size is `num_pages` of the target's, else `kv_pool_bytes`, else what `memory_bytes` leaves beside weights,
         activations and buffers, else what the artifact says (`memory` of model.yaml), else room for `max_num_seqs` full contexts in at
         most a quarter of the memory. `plan_file`: what `mlsdc tune` wrote; default: beside the artifact, if it is there and of this
-        artifact and machine (`engine.drafting.plan_note` says what is used). Raises ArtifactError, DeviceError, CapacityError.
+        artifact and machine (`engine.drafting.plan_note` says what is used); `kernel_file` likewise, of a GPU's kernels
+        (`engine.device.kernel_note`). Raises ArtifactError, DeviceError, CapacityError.
         """
         from mlsdc.runtime.loading import load_engine
 
         return load_engine(path, threads=threads, num_pages=num_pages, kv_pool_bytes=kv_pool_bytes, memory_bytes=memory_bytes,
-                           device=device, plan_file=plan_file)
+                           device=device, plan_file=plan_file, kernel_file=kernel_file)
 
     def watch_forward(self, seen: Callable[[StepBuffers, Array], None]) -> None:
         """Call `seen(step buffers, logits)` after every run of the target's forward program, in the thread that runs it.

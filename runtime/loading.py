@@ -21,7 +21,7 @@ from mlsdc.runtime.tokenizer import Tokenizer
 
 
 def load_engine(path: str | Path, *, threads: int | None, num_pages: int | None, kv_pool_bytes: int | None, memory_bytes: int | None,
-                device: str, plan_file: str | Path | None) -> Engine:
+                device: str, plan_file: str | Path | None, kernel_file: str | Path | None = None) -> Engine:
     """`Engine.load`."""
     artifact = Artifact.open(path)
     manifest = artifact.manifest
@@ -31,6 +31,7 @@ def load_engine(path: str | Path, *, threads: int | None, num_pages: int | None,
     opened = open_device(artifact, target, threads=threads)
     try:
         opened.check_room(plan)
+        opened.take_kernels(Path(kernel_file) if kernel_file else None)
         levels = [make_level(info, i, opened.native, artifact) for i, info in enumerate(manifest.levels[:-1])]
         memory = opened.load_level(manifest.target_level.name, plan.num_pages)
         slabs = SlabPool(plan.num_slabs, plan.slab_bytes)

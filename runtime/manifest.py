@@ -17,9 +17,25 @@ FORMAT = 2
 
 
 @dataclass(frozen=True)
+class KernelVariant:
+    """Another build of a kernel, with its arguments and the bits of its results: other warps, stages or tiles. `mlsdc tune` chooses.
+
+    Of other tiles a launch has `grid` programs for `grain` of what it counts; 0: as the launch says.
+    """
+
+    entry: str
+    file: str
+    source: str
+    checked_by: str
+    resources: Mapping[str, int]
+    grid: int = 0
+    grain: int = 0
+
+
+@dataclass(frozen=True)
 class KernelInfo:
     """One compiled kernel: its entry in `file`, its generated source, and what it was checked by (`compiled`, `interpreted`,
-    `emulated`: CUDA C++ whose source ran on a CPU, `ran`)."""
+    `emulated`: CUDA C++ whose source ran on a CPU, `ran`). It is what is launched unless a choice beside the artifact names a variant."""
 
     entry: str
     file: str
@@ -27,6 +43,7 @@ class KernelInfo:
     abi: tuple[str, ...]
     checked_by: str
     resources: Mapping[str, int] = field(default_factory=dict)
+    variants: Mapping[str, KernelVariant] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -122,7 +139,7 @@ class Manifest:
                 targets=tuple(
                     TargetInfo(
                         x["name"], x["device"], tuple(x["requires"]), tuple(x["files"]),
-                        {k: KernelInfo(**{**v, "abi": tuple(v["abi"])}) for k, v in x["kernels"].items()}, x["exact"])
+                        {k: _kernel(v) for k, v in x["kernels"].items()}, x["exact"])
                     for x in raw["targets"]),
                 plan=Plan(**raw["plan"]),
                 files=raw["files"],
@@ -140,6 +157,11 @@ class Manifest:
             raise
         except (ValueError, KeyError, TypeError, AttributeError, IndexError, MlsdcError) as error:
             raise ArtifactError(f"{where}: not a manifest ({type(error).__name__}: {error}); compile again") from None
+
+
+def _kernel(raw: Mapping[str, Any]) -> KernelInfo:
+    variants = {name: KernelVariant(**variant) for name, variant in raw.get("variants", {}).items()}
+    return KernelInfo(**{**raw, "abi": tuple(raw["abi"]), "variants": variants})
 
 
 def seal(fields: Mapping[str, Any]) -> str:

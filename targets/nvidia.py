@@ -49,6 +49,7 @@ class NvidiaTarget(Target):
     device = "cuda"
     family = "gpu"  # AMD's, too
     attention = "triton"  # or "nvrtc": which compiler's kernels do attention
+    tunable = False  # builds ship the kernels of nvidia_variants, too
 
     def __init__(self, name: str, limits: Limits, exact: bool = True) -> None:
         self.name = name
@@ -76,6 +77,9 @@ class NvidiaTarget(Target):
         return None
 
     def commit(self, geometry: KvGeometry) -> Lowering:
+    def ship_variants(self) -> None:
+        self.tunable = True
+
         from mlsdc.targets.nvidia_kv import commit_lowering
 
         return commit_lowering(geometry, self.limits)
@@ -126,7 +130,7 @@ class NvidiaTarget(Target):
     def build(self, specs: Sequence[KernelSpec], directory: Path) -> TargetInfo:
         from mlsdc.targets.nvidia_build import build
 
-        return build(self.name, self.gpu, self.requires, specs, directory)
+        return build(self.name, self.gpu, self.requires, specs, directory, self.tunable)
 
     @property
     def max_rows(self) -> int:

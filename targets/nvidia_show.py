@@ -9,7 +9,7 @@ from mlsdc.compiler.errors import CompileError
 from mlsdc.compiler.graph import Graph
 from mlsdc.compiler.roofline import MACHINES, Cost, Load, step_costs
 from mlsdc.runtime.artifact import Artifact
-from mlsdc.runtime.manifest import KernelInfo, TargetInfo
+from mlsdc.runtime.manifest import KernelInfo, KernelVariant, TargetInfo
 from mlsdc.targets.cubin import disassembly
 from mlsdc.targets.hardware import GPUS, Gpu
 from mlsdc.targets.nvrtc_build import compile_source
@@ -19,7 +19,8 @@ RESERVED_SHARED = 1024  # bytes of a block that the driver keeps
 
 
 def kernel_table(artifact: Artifact, target: TargetInfo, graph: Graph, load: Load) -> Iterator[str]:
-    """A line a kernel: what it takes, how many of its blocks a multiprocessor holds, and what a step of `load` costs in it (predicted)."""
+    """A line a kernel, behind it one for each variant: what it takes, how many of its blocks a multiprocessor holds, and what a step of
+    `load` costs in it (predicted)."""
     gpu, machine = GPUS[target.name], MACHINES[target.name]
     programs = artifact.programs(artifact.manifest.target_level.name, target)
     launches = Counter(launch.kernel for program in programs.values() for launch in program.launches)
@@ -33,14 +34,20 @@ def kernel_table(artifact: Artifact, target: TargetInfo, graph: Graph, load: Loa
     yield (f"{'launches':>8}{'regs':>6}{'shared':>8}{'threads':>8}{'blocks':>7}{'mma':>5}{'async':>6}{'MB':>9}{'us':>9}"
            f"  {'checked':12} kernel")
     for key, info in sorted(target.kernels.items(), key=lambda item: -sum(c.seconds(machine) for c in of_kernel.get(item[0], []))):
-        r, mine = info.resources, of_kernel.get(key, [])
+        mine = of_kernel.get(key, [])
         moved = f"{sum(cost.bytes for cost in mine) / 1e6:.2f}" if mine else ""
         time = f"{sum(cost.seconds(machine) for cost in mine) * 1e6:.1f}" if mine else ""
-        yield (f"{launches[key]:8}{r['registers']:6}{r['shared_bytes']:8}{r['threads']:8}{resident(info, gpu):7}{r['tensor_ops']:5}"
-               f"{r['async_copies']:6}{moved:>9}{time:>9}  {info.checked_by:12} {key}")
+        yield f"{launches[key]:8}{taken(info, gpu)}{moved:>9}{time:>9}  {info.checked_by:12} {key}"
+        for name, variant in info.variants.items():
+            yield f"{'or':>8}{taken(variant, gpu)}{'':18}  {variant.checked_by:12}   {name}"
 
 
-def resident(info: KernelInfo, gpu: Gpu) -> int:
+def taken(info: KernelInfo | KernelVariant, gpu: Gpu) -> str:
+    r = info.resources
+    return f"{r['registers']:6}{r['shared_bytes']:8}{r['threads']:8}{resident(info, gpu):7}{r['tensor_ops']:5}{r['async_copies']:6}"
+
+
+def resident(info: KernelInfo | KernelVariant, gpu: Gpu) -> int:
     """Blocks of a kernel that fit on a multiprocessor at once, by registers, shared memory and threads."""
     r = info.resources
     by_registers = gpu.registers // (-(-r["registers"] // 8) * 8 * r["threads"])

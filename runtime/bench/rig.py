@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 import numpy as np
 
@@ -35,6 +36,7 @@ class Rig:
         target = self.artifact.pick_target(device)
         self.device = open_device(self.artifact, target, threads=threads)
         try:
+            self.device.take_kernels()
             self._pages = self.limits.pages_per_seq(self.geometry.page_size)
             self._scratch, self._tail, num_pages = place_pages(self.geometry, self.limits, self._pages)
             self.memory = self.device.load_level(level.name, num_pages)
@@ -113,6 +115,13 @@ class Rig:
         for _ in range(steps):
             self.forward.run()
         return (time.perf_counter() - start) / steps
+
+
+class PlainRig(Rig):
+    """A rig of any device: without the streaming read, which is the CPU's."""
+
+    def open_stream(self) -> Any:
+        return None
 
 
 def place_pages(geometry: KvGeometry, limits: Limits, pages: int) -> tuple[range, range, int]:

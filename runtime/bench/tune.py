@@ -32,7 +32,7 @@ from mlsdc.runtime.bench.replayed import (
     played_out,
     sibling_ranks,
 )
-from mlsdc.runtime.bench.rig import Rig
+from mlsdc.runtime.bench.rig import PlainRig, Rig
 from mlsdc.runtime.bench.spec import PLAIN, Side, Swap, run
 from mlsdc.runtime.bench.spread import interleave
 from mlsdc.runtime.controller import Controller, Drafter, Proposal
@@ -112,7 +112,7 @@ class Sweep(SendBest):
 def tune(path: Path, prompts: Sequence[BenchPrompt], *, threads: int | None = None, device: str = "auto", max_tokens: int = 64,
          rounds: int = 5, check: bool = True, say: Callable[[str], None] = lambda text: None) -> PlanFile:
     """Measure and plan. Raises MlsdcError, ArtifactError, RequestError."""
-    with Rig(path, threads=threads, device=device) as rig:
+    with PlainRig(path, threads=threads, device=device) as rig:
         say("times of a step")
         table = step_times(rig, rounds)
         machine, sha256 = machine_key(rig.device.name, getattr(rig.device, "threads", None)), rig.artifact.sha256

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mlsdc.runtime.device.host_list import HostList
@@ -130,6 +131,14 @@ class Device(ABC):
     def load_level(self, level: str, num_pages: int) -> LevelMemory:
         """Bind a level. All levels share the device's one KV pool, made for the first of them: page i lies at i * page_bytes of it.
 
+    kernel_note: str = ""  # where kernels have several builds: which are launched, and why
+
+    def take_kernels(self, path: Path | None = None) -> None:
+        """Before the first level is loaded: launch what `mlsdc tune` chose on this machine, by `path` or by the file beside the artifact,
+        if it is there and of this artifact and machine. Raises ArtifactError for a broken one, DeviceError for a `path` where there is
+        nothing to choose."""
+        if path is not None:
+            raise DeviceError(f"{path}: device {self.name} has no kernels to choose among")
         Who may write which page is the page pools' business (runtime/slabs.py). Raises ArtifactError, DeviceError.
         """
 

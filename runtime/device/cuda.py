@@ -7,8 +7,10 @@ have fixed places on the GPU.
 from __future__ import annotations
 
 import ctypes as C
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -19,7 +21,8 @@ from mlsdc.runtime.device.binding import level_info, step_buffers
 from mlsdc.runtime.device.cuda_driver import FREE_SHARED, MAX_DYNAMIC_SHARED, NON_BLOCKING, SHARED_OPTIN, Driver, branch_of, fits
 from mlsdc.runtime.device.cuda_program import CudaFollow, CudaProgram, CudaSample, aligned, input_places, used_inputs
 from mlsdc.runtime.errors import ArtifactError, DeviceError
-from mlsdc.runtime.manifest import KernelInfo, LevelInfo, TargetInfo
+from mlsdc.runtime.kernel_file import DEFAULT, Choice, Gpu, find, kernels_path
+from mlsdc.runtime.manifest import KernelInfo, KernelVariant, LevelInfo, TargetInfo
 from mlsdc.runtime.program import ArenaArg, Arg, InputArg, Launch, PoolArg, ProgramSpec, WeightArg
 from mlsdc.runtime.step import INPUTS, Array, Header, Limits
 
@@ -32,8 +35,11 @@ KINDS: dict[str, type[CudaProgram]] = {"sample": CudaSample, "follow": CudaFollo
 
 @dataclass(frozen=True)
 class Kernel:
+    """A loaded kernel, or a `variant` of it."""
+
     info: KernelInfo
     function: C.c_void_p
+    variant: KernelVariant | None = None
 
 
 class CudaDevice(Device):
@@ -59,6 +65,7 @@ class CudaDevice(Device):
         if not fits(target.requires, capability):
             raise DeviceError(f"target {target.name} is for {' '.join(target.requires)}, cuda:{self.index} ({self.gpu}) is sm_{capability}")
         self.driver.check_floor(branch_of(target), f"target {target.name}")
+        self.key = Gpu(self.gpu, capability, self.driver.cuda_version)
         self._shared = self.driver.attribute(handle, SHARED_OPTIN)
         context = C.c_void_p()
         self.driver.cuDevicePrimaryCtxRetain(C.byref(context), handle)
@@ -68,6 +75,8 @@ class CudaDevice(Device):
             self.stream = C.c_void_p()
             self.driver.cuStreamCreate(C.byref(self.stream), NON_BLOCKING)
             self.kernels = {key: self._load(key, info) for key, info in target.kernels.items()}
+            self._variants: dict[tuple[str, str], Kernel] = {}
+            self._choices: Mapping[str, tuple[Choice, ...]] = {}
         except BaseException:
             self.close()
             raise
@@ -76,17 +85,24 @@ class CudaDevice(Device):
         """Make the GPU this thread's: steps may come from any thread."""
         self.driver.cuCtxSetCurrent(self._context)
 
-    def _load(self, key: str, info: KernelInfo) -> Kernel:
-        shared = info.resources["shared_bytes"]
+    def take_kernels(self, path: Path | None = None) -> None:
+        found, self.kernel_note = find(self.artifact, self.target, self.key, path)
+        self._choices = found.kernels if found is not None else {}
+        if found is None and (path or kernels_path(self.artifact.root)).is_file():
+            logging.getLogger("mlsdc").warning("mlsdc: warning: kernels: %s", self.kernel_note)
+
+    def _load(self, key: str, info: KernelInfo, variant: KernelVariant | None = None) -> Kernel:
+        build = variant or info
+        shared = build.resources["shared_bytes"]
         if shared > self._shared:
             raise DeviceError(f"kernel '{key}' asks for {shared} bytes of shared memory, {self.gpu} gives {self._shared}: compile for it")
         module, function = C.c_void_p(), C.c_void_p()
-        self.driver.cuModuleLoadData(C.byref(module), self.artifact.path(info.file).read_bytes())
+        self.driver.cuModuleLoadData(C.byref(module), self.artifact.path(build.file).read_bytes())
         self._modules.append(module)
-        self.driver.cuModuleGetFunction(C.byref(function), module, info.entry.encode())
+        self.driver.cuModuleGetFunction(C.byref(function), module, build.entry.encode())
         if shared > FREE_SHARED:
             self.driver.cuFuncSetAttribute(function, MAX_DYNAMIC_SHARED, shared)
-        return Kernel(info, function)
+        return Kernel(info, function, variant)
 
     def check_room(self, plan: MemoryPlan) -> None:
         self.use()
@@ -237,6 +253,11 @@ class CudaLevel(LevelMemory):
 
     def copy_page(self, source: int, target: int) -> None:
         self._copy(source, target, self.page_bytes)
+
+    def bring(self, name: str) -> None:
+        self.device.use()
+        self.device.synchronise()
+        self.device.upload(self.inputs + self.places[name], getattr(self.buffers, name))
 
     def copy_wide(self, source: int, target: int) -> None:
         self._copy(source, target, self.wide_bytes)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes as C
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -21,7 +22,7 @@ from mlsdc.runtime.sampling import record
 from mlsdc.runtime.step import INPUTS, KEPT, Array, Header, Limits
 
 if TYPE_CHECKING:
-    from mlsdc.runtime.device.cuda import CudaDevice, CudaLevel
+    from mlsdc.runtime.device.cuda import CudaDevice, CudaLevel, Kernel
 
 ALIGNMENT = 256
 RESULTS = ("choices", "logprob_ids", "logprobs")  # step inputs that programs write
@@ -29,8 +30,26 @@ SPARSE = {"bias_ids": record.NUM_BIAS, "bias": record.NUM_BIAS, "ban_ids": recor
           "seen_counts": record.NUM_SEEN}  # of a sequence only the first entries are used, as many as this word of its record says
 
 
+@dataclass(frozen=True)
+class Build:
+    """A build of a kernel as one launch runs it: `grid` programs for each `grain` of what it counts, `most` at most."""
+
+    function: C.c_void_p
+    threads: int
+    shared_bytes: int
+    grid: int
+    grain: int
+    most: int
+
+    @staticmethod
+    def of(kernel: Kernel, launch: Launch) -> Build:
+        variant, r = kernel.variant, (kernel.variant or kernel.info).resources
+        tile = (variant.grid, variant.grain) if variant is not None and variant.grid else (launch.grid, launch.grain)
+        return Build(kernel.function, r["threads"], r["shared_bytes"], *tile, r.get("most_programs", 2**31 - 1))
+
+
 class BoundLaunch:
-    """A launch's arguments as the driver reads them: values, and pointers to them."""
+    """A launch's arguments as the driver reads them: values, and pointers to them; and the builds of its kernel, by what it counts."""
 
     def __init__(self, level: CudaLevel, launch: Launch) -> None:
         self.launch = launch
@@ -44,19 +63,25 @@ class BoundLaunch:
         self._values = [value(level, launch, arg, type_) for arg, type_ in zip(launch.args, types, strict=False)]
         self._values += [C.c_uint64(0)] * types.count("null")  # Triton's scratch pointers
         self.params = (C.c_void_p * len(self._values))(*(C.addressof(v) for v in self._values))
-        self.most = info.resources.get("most_programs", 2**31 - 1)
+        self.default = Build.of(self.kernel, launch)
+        self.chosen = [(size, Build.of(kernel, launch)) for size, kernel in level.device.chosen(launch.kernel)]
 
-    def programs(self, header: Mapping[str, int]) -> int:
+    def build(self, header: Mapping[str, int]) -> Build:
+        """What is launched for counts of the header: the build that was chosen for the smallest size that holds them."""
+        count = 1 if self.launch.count is None else header[self.launch.count]
+        return next((build for size, build in self.chosen if count <= size), self.default)
+
+    def programs(self, header: Mapping[str, int], build: Build | None = None) -> int:
         """Programs for counts of the header."""
-        launch = self.launch
+        launch, build = self.launch, build or self.build(header)
         if launch.count is not None and not launch.runs(header[launch.count]):
             return 0
-        wanted = launch.grid * (1 if launch.count is None else -(-header[launch.count] // launch.grain))
-        return min(wanted, self.most)
+        wanted = build.grid * (1 if launch.count is None else -(-header[launch.count] // build.grain))
+        return min(wanted, build.most)
 
-    def enqueue(self, device: CudaDevice, header: Mapping[str, int]) -> None:
-        count, resources = self.programs(header), self.kernel.info.resources
-        if count:
+    def enqueue(self, device: CudaDevice, header: Mapping[str, int], build: Build | None = None) -> None:
+        build = build or self.build(header)
+        if count := self.programs(header, build):
             device.driver.cuLaunchKernel(
                 self.kernel.function, count, 1, 1, resources["threads"], 1, 1, resources["shared_bytes"], device.stream, self.params, None)
 
@@ -222,7 +247,8 @@ class CudaProgram(BoundProgram):
     def _bucket(self) -> tuple[int, ...]:
         """The smallest bucket that holds the step."""
         header = self.level.buffers.header
-        wanted = [int(header[Header[name]]) for name in self.counts]
+        later = int(header[Header.LATER])
+        wanted = [max(int(header[Header[name]]), later if name in ("ROWS", "OUT") else 0) for name in self.counts]
         return min((b for b in self._graphs if all(size >= want for size, want in zip(b, wanted, strict=True))), default=max(self._graphs))
 
     def _capture(self, bucket: tuple[int, ...]) -> C.c_void_p:

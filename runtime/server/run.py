@@ -66,7 +66,9 @@ def serve(engine: AsyncEngine, settings: ServerSettings, *, host: str, port: int
         app, log_config=None, access_log=False, server_header=False, date_header=False, lifespan="on", timeout_keep_alive=30,
         timeout_graceful_shutdown=max(1, round(settings.drain_timeout_s)))
     server: Server = app.state.server
-    ready = f"serving {server.model} at http://{_printable(address)}", f"device {engine.engine.device.name}"
+    device = engine.engine.device
+    ready = (f"serving {server.model} at http://{_printable(address)}",
+             f"device {device.name}{f'; kernels: {device.kernel_note}' if device.kernel_note else ''}")
     running = DrainingServer(config, server, *ready)
     try:
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:

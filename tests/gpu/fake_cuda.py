@@ -26,6 +26,7 @@ SHARED_FREE = 48 * 1024
 class Function:
     entry: str
     table: list[Param]
+    image: bytes = field(repr=False)
     dynamic_shared: int = SHARED_FREE
 
 
@@ -38,6 +39,7 @@ class Launched:
     threads: int
     shared: int
     values: tuple[bytes, ...]
+    image: bytes = field(default=b"", repr=False, compare=False)  # the cubin that it is of
 
 
 Work = Callable[[], None]
@@ -53,7 +55,8 @@ def put(pointer: Any, value: int) -> None:
 
 @dataclass
 class FakeCuda:
-    """`execute(launched)` runs a kernel; without it launches are only recorded."""
+    """`execute(launched)` runs a kernel; without it launches are only recorded. `cost(launched)`: the microseconds that one takes by this
+    GPU's clock, which events read; without it any two events are a microsecond apart."""
 
     sm: int = 90
     version: int = 12040
@@ -61,6 +64,7 @@ class FakeCuda:
     devices: int = 1
     shared: int = 227 * 1024
     execute: Callable[[Launched], None] | None = None
+    cost: Callable[[Launched], float] | None = None
     launched: list[Launched] = field(default_factory=list)
     calls: list[str] = field(default_factory=list)
 
@@ -71,6 +75,8 @@ class FakeCuda:
         self.queue: list[Work] = []
         self.capture: list[Work] | None = None
         self._next = itertools.count(0x1000)
+        self.clock = 0.0  # microseconds of work done
+        self.stamps: dict[int, float] = {}
 
     def __getattribute__(self, name: str) -> Any:
         found = object.__getattribute__(self, name)
@@ -198,10 +204,11 @@ class FakeCuda:
 
     def cuModuleGetFunction(self, function: Any, module: Any, entry: bytes) -> int:
         try:
-            table = params(self.handles[number(module)], entry.decode())
+            image = self.handles[number(module)]
+            table = params(image, entry.decode())
         except ValueError:
             return NOT_FOUND
-        put(function, self._handle(Function(entry.decode(), table)))
+        put(function, self._handle(Function(entry.decode(), table, image)))
         return 0
 
     def cuFuncSetAttribute(self, function: Any, attribute: int, value: int) -> int:
@@ -223,11 +230,12 @@ class FakeCuda:
             hidden = i >= len(values) - 2
             if param.bytes == 8 and (address != 0 if hidden else address % 16 or not self._on_gpu(address, 1)):
                 return INVALID_VALUE
-        launched = Launched(f.entry, gx, bx, shared, values)
+        launched = Launched(f.entry, gx, bx, shared, values, f.image)
         return self._do(lambda: self._run(launched), [])
 
     def _run(self, launched: Launched) -> None:
         self.launched.append(launched)
+        self.clock += self.cost(launched) if self.cost is not None else 0.0
         if self.execute is not None:
             self.execute(launched)
 
@@ -278,14 +286,17 @@ class FakeCuda:
         return 0 if self.handles.pop(number(event), None) == "event" else INVALID_VALUE
 
     def cuEventRecord(self, event: Any, stream: Any) -> int:
-        return 0 if self.handles.get(number(event)) == "event" else INVALID_VALUE
+        if self.handles.get(number(event)) != "event":
+            return INVALID_VALUE
+        return self._do(lambda: self.stamps.update({number(event): self.clock}), [])
 
     def cuEventSynchronize(self, event: Any) -> int:
         return self.cuStreamSynchronize(None)
 
     def cuEventElapsedTime(self, ms: Any, begin: Any, end: Any) -> int:
-        put(ms, 0)
-        ms._obj.value = 0.001
+        if not {number(begin), number(end)} <= self.stamps.keys():
+            return INVALID_VALUE  # CUDA_ERROR_NOT_READY, as good as
+        ms._obj.value = 0.001 if self.cost is None else (self.stamps[number(end)] - self.stamps[number(begin)]) / 1e3
         return 0
 
     # --- inside ---

@@ -33,20 +33,24 @@ class Interpreted:
         self.torch, self.load, self.interpret = torch, load_source, interpret
         self.artifact = artifact
         self.kernels = next(t.kernels for t in artifact.manifest.targets if t.name == target)
+        self.sources = {info.entry: info.source for info in self.kernels.values()}
+        self.abi = {info.entry: info.abi for info in self.kernels.values()}
+        for info in self.kernels.values():
+            for variant in info.variants.values():
+                self.sources[variant.entry], self.abi[variant.entry] = variant.source, info.abi
         self.functions: dict[str, Any] = {}
         self.fake: FakeCuda
 
     def __call__(self, launched: Launched) -> None:
         from mlsdc.targets.interpret_worker import ELEMENTS
 
-        info = self.kernels[launched.entry]
-        if info.source.endswith(".cu"):
-            self.host(info, launched)
+        if self.sources[launched.entry].endswith(".cu"):
+            self.host(self.kernels[launched.entry], launched)
             return
         if launched.entry not in self.functions:
-            self.functions[launched.entry] = self.load(self.artifact.path(info.source), launched.entry)
+            self.functions[launched.entry] = self.load(self.artifact.path(self.sources[launched.entry]), launched.entry)
         args: list[Any] = []
-        for entry, value in zip(info.abi, launched.values, strict=True):
+        for entry, value in zip(self.abi[launched.entry], launched.values, strict=True):
             type_ = entry.split(": ")[1]
             if type_ == "null":
                 continue
@@ -81,13 +85,15 @@ def main() -> None:
     execute = Interpreted(artifact, target.name)
     execute.fake = fake = FakeCuda(sm=int(target.requires[0].removeprefix("sm_")), execute=execute)
     device = CudaDevice(artifact, target, driver=Driver(fake))
+    device.take_kernels(Path(job["kernels"]) if "kernels" in job else None)
     memory = device.load_level(artifact.manifest.target_level.name, job["pages"])
     known = Known(job["texts"], job["vocab"])
     with Engine(artifact.manifest, device, memory, [known.level("trees")]) as engine:
         before = fake.calls.count("cuStreamSynchronize")
         results = engine.generate(job["prompts"], job["params"])
         waits = fake.calls.count("cuStreamSynchronize") - before
-    print(json.dumps({"texts": [list(result.token_ids) for result in results], "waits": waits, "left": len(fake.memory)}))
+    print(json.dumps({"texts": [list(result.token_ids) for result in results], "waits": waits, "left": len(fake.memory),
+                      "entries": sorted(execute.functions)}))
 
 
 if __name__ == "__main__":

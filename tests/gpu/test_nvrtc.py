@@ -26,7 +26,7 @@ from tests.gpu.test_interpret import PARAMS, PROMPTS, with_level
 from tests.gpu.tiny import VOCAB, config, write_model
 from tests.once import once
 
-NVRTC = {"attention": "nvrtc"}
+NVRTC = {"attention": "nvrtc", "variants": False}
 
 
 @pytest.fixture(scope="session")

@@ -17,6 +17,7 @@ def config(model: Path, hardware: str, **target: Any) -> dict[str, Any]:
         "memory": {"kv_pool": "1MiB"},
         "limits": LIMITS,
         "hardware": hardware,
+        "kernels": {"variants": False},
     }
 
 
