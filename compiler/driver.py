@@ -180,10 +180,10 @@ def choose_targets(config: Config, limits: Limits) -> tuple[Target, ...]:
         if not entry.artifact:
             config.fail("hardware", f"'{name}' has no kernels for a whole model yet ({entry.summary}); {', '.join(able)} have")
     targets = tuple(make_target(name, limits, config.target.exact) for name in target_names(config.hardware))
-    if config.kernels.attention != "triton":
     if config.kernels.variants:
         for target in targets:
             target.ship_variants()
+    if config.kernels.attention != "triton":
         for target in targets:
             if why := target.choose_attention(config.kernels.attention):
                 config.fail("kernels.attention", f"{config.kernels.attention}: {why}")

@@ -48,8 +48,8 @@ class NvidiaTarget(Target):
 
     device = "cuda"
     family = "gpu"  # AMD's, too
-    attention = "triton"  # or "nvrtc": which compiler's kernels do attention
     tunable = False  # builds ship the kernels of nvidia_variants, too
+    attention = "triton"  # or "nvrtc": which compiler's kernels do attention
 
     def __init__(self, name: str, limits: Limits, exact: bool = True) -> None:
         self.name = name
@@ -76,10 +76,10 @@ class NvidiaTarget(Target):
         self.attention = compiler
         return None
 
-    def commit(self, geometry: KvGeometry) -> Lowering:
     def ship_variants(self) -> None:
         self.tunable = True
 
+    def commit(self, geometry: KvGeometry) -> Lowering:
         from mlsdc.targets.nvidia_kv import commit_lowering
 
         return commit_lowering(geometry, self.limits)

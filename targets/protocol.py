@@ -123,11 +123,11 @@ class Target(ABC):
 
         return wrong_machine(self)
 
-    def commit(self, geometry: KvGeometry) -> Lowering:
     def ship_variants(self) -> None:
         """Build variants of kernels, too, among which `mlsdc tune` chooses, where the target has some: here, it has none."""
         return
 
+    def commit(self, geometry: KvGeometry) -> Lowering:
         """The launch that copies `commit_src` token slots to `commit_dst` in the page pool. Raises CompileError where there is none yet."""
         raise CompileError(f"target {self.name} has no commit kernel yet")
 

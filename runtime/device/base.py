@@ -126,11 +126,6 @@ class Device(ABC):
     """Opened once per engine; `close` frees everything and stops its threads. Safe to call twice."""
 
     name: str
-
-    @abstractmethod
-    def load_level(self, level: str, num_pages: int) -> LevelMemory:
-        """Bind a level. All levels share the device's one KV pool, made for the first of them: page i lies at i * page_bytes of it.
-
     kernel_note: str = ""  # where kernels have several builds: which are launched, and why
 
     def take_kernels(self, path: Path | None = None) -> None:
@@ -139,6 +134,11 @@ class Device(ABC):
         nothing to choose."""
         if path is not None:
             raise DeviceError(f"{path}: device {self.name} has no kernels to choose among")
+
+    @abstractmethod
+    def load_level(self, level: str, num_pages: int) -> LevelMemory:
+        """Bind a level. All levels share the device's one KV pool, made for the first of them: page i lies at i * page_bytes of it.
+
         Who may write which page is the page pools' business (runtime/slabs.py). Raises ArtifactError, DeviceError.
         """
 

@@ -121,6 +121,18 @@ class CudaDevice(Device):
             raise ArtifactError(f"target {self.target.name}: no kernel '{key}'; compile again")
         return self.kernels[key]
 
+    def variant(self, key: str, name: str) -> Kernel:
+        """Another build of a kernel, loaded when it is first wanted."""
+        if (key, name) not in self._variants:
+            info = self.target.kernels[key]
+            self._variants[key, name] = self._load(f"{key}.{name}", info, info.variants[name])
+        return self._variants[key, name]
+
+    def chosen(self, key: str) -> list[tuple[int, Kernel]]:
+        """The builds of a kernel to launch, by the most that a launch counts; by rising size."""
+        return [(choice.size, self.kernel(key) if choice.build == DEFAULT else self.variant(key, choice.build))
+                for choice in self._choices.get(key, ())]
+
     def reserve(self, level: str, parts: Mapping[str, int], pool_bytes: int) -> tuple[dict[str, int], int]:
         """Addresses of a level's parts, in one allocation, and of the pool, which the first level makes.
 
@@ -253,11 +265,6 @@ class CudaLevel(LevelMemory):
 
     def copy_page(self, source: int, target: int) -> None:
         self._copy(source, target, self.page_bytes)
-
-    def bring(self, name: str) -> None:
-        self.device.use()
-        self.device.synchronise()
-        self.device.upload(self.inputs + self.places[name], getattr(self.buffers, name))
 
     def copy_wide(self, source: int, target: int) -> None:
         self._copy(source, target, self.wide_bytes)

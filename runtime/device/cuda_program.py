@@ -83,7 +83,7 @@ class BoundLaunch:
         build = build or self.build(header)
         if count := self.programs(header, build):
             device.driver.cuLaunchKernel(
-                self.kernel.function, count, 1, 1, resources["threads"], 1, 1, resources["shared_bytes"], device.stream, self.params, None)
+                build.function, count, 1, 1, build.threads, 1, 1, build.shared_bytes, device.stream, self.params, None)
 
 
 def value(level: CudaLevel, launch: Launch, arg: Arg, type_: str) -> C.c_uint64 | C.c_int64 | C.c_int32 | C.c_float:
@@ -247,8 +247,7 @@ class CudaProgram(BoundProgram):
     def _bucket(self) -> tuple[int, ...]:
         """The smallest bucket that holds the step."""
         header = self.level.buffers.header
-        later = int(header[Header.LATER])
-        wanted = [max(int(header[Header[name]]), later if name in ("ROWS", "OUT") else 0) for name in self.counts]
+        wanted = [int(header[Header[name]]) for name in self.counts]
         return min((b for b in self._graphs if all(size >= want for size, want in zip(b, wanted, strict=True))), default=max(self._graphs))
 
     def _capture(self, bucket: tuple[int, ...]) -> C.c_void_p:
