@@ -156,6 +156,12 @@ def linear(op: ops_nn.Linear, inputs: tuple[Any, ...], context: Context) -> Valu
     return F.linear(x, real(weight, context), bias[0].to(context.real) if bias else None)
 
 
+@evaluates(ops_nn.Gated)
+def gated(op: ops_nn.Gated, inputs: tuple[Any, ...], context: Context) -> Value:
+    gate, up = F.linear(inputs[0], real(inputs[1], context)).chunk(2, dim=-1)
+    return UNARY[op.act](gate) * up
+
+
 @evaluates(ops_nn.RmsNorm)
 def rms_norm(op: ops_nn.RmsNorm, inputs: tuple[Tensor, ...], context: Context) -> Value:
     return normalised(inputs[0], inputs[1], op.eps, op.offset)

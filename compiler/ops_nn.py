@@ -39,6 +39,29 @@ class Linear(Op):
         return TensorType(DType.F32, (*x.shape[:-1], weight.shape[0]))
 
 
+@op("gated")
+@dataclass(frozen=True)
+class Gated(Op):
+    """`act(gate) * up` with (gate | up) = x @ weight^T: x f32[rows, k], weight [2n, k] with gate's rows first -> f32[rows, n].
+
+    act: silu or gelu_tanh.
+    """
+
+    act: str = "silu"
+
+    def infer(self, *inputs: Type) -> Type:
+        expect_arity(inputs, 2)
+        x = expect_tensor(inputs[0], "input", rank=2, dtypes=(DType.F32,))
+        weight = expect_tensor(inputs[1], "weight", rank=2, dtypes=WEIGHTS)
+        expect_equal(weight.shape[1], x.shape[1], "columns of the weight")
+        double = weight.shape[0]
+        if self.act not in ("silu", "gelu_tanh"):
+            raise Mismatch(f"act '{self.act}' is not silu or gelu_tanh")
+        if not isinstance(double, int) or double % 2:
+            raise Mismatch(f"weight {weight} does not split into gate and up")
+        return TensorType(DType.F32, (x.shape[0], double // 2))
+
+
 @op("rms_norm")
 @dataclass(frozen=True)
 class RmsNorm(Op):

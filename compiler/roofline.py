@@ -15,7 +15,7 @@ from mlsdc.compiler.graph import Graph, Input, Node, Weight
 from mlsdc.compiler.ops_core import ArgMax, GatherRows, Reshape
 from mlsdc.compiler.ops_kv import AppendKv, PagedAttention
 from mlsdc.compiler.ops_moe import ExpertLinear, ExpertLinearQ, pairs_alone
-from mlsdc.compiler.ops_nn import Embed, Linear
+from mlsdc.compiler.ops_nn import Embed, Gated, Linear
 from mlsdc.compiler.ops_quant import AppendKvSlice, Calibrated, GatedQuantise, LinearQ
 from mlsdc.compiler.types import Dim, DType, KvType, TensorType, Type
 from mlsdc.runtime.kv_format import FORMATS, KvGeometry, format_named
@@ -117,7 +117,7 @@ def node_cost(node: Node, graph: Graph, load: Load) -> Cost:
     weights = sum(weight_bytes(i.type) for i in inputs if isinstance(i.op, Weight))
     values = sum(value_bytes(i.type, load) for i in inputs if not isinstance(i.op, Weight)) + value_bytes(node.type, load)
     match node.op:
-        case Linear() | LinearQ() | GatedQuantise():
+        case Linear() | LinearQ() | GatedQuantise() | Gated():
             weight = inputs[1].type
             assert isinstance(weight, TensorType)
             unit = {DType.Q8: "int8", DType.Q4: "int8", DType.F8: "fp8"}.get(weight.dtype, "bf16")

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from mlsdc.compiler.errors import ConfigError
 from mlsdc.compiler.graph import Builder, Graph
-from mlsdc.compiler.ops_core import ArgMax, Binary, GatherRows, Reshape, Slice, Unary
+from mlsdc.compiler.ops_core import ArgMax, Binary, GatherRows, Reshape
 from mlsdc.compiler.ops_kv import PagedAttention
-from mlsdc.compiler.ops_nn import Embed, Linear, RmsNorm, RopeTable
+from mlsdc.compiler.ops_nn import Embed, Gated, Linear, RmsNorm, RopeTable
 from mlsdc.compiler.ops_quant import AppendKvSlice, GatedQuantise, LinearQ, NormQuantise, RopeSlice
 from mlsdc.compiler.types import Dim, DType, KvType, TensorType, TreeType
 from mlsdc.runtime.step import Limits
@@ -82,13 +82,7 @@ def shape_graph(shape: Shape, limits: Limits, weights: str = "int8", kv_format: 
         x = added(f"{at}.attn.residual", attend, matrix(f"{at}.attn.out", shape.hidden, q), x)
         h = norm(f"{at}.mlp_norm", x)
         gate_up = matrix(f"{at}.mlp.gate_up", 2 * shape.intermediate, shape.hidden)
-        if packed:
-            gated = g.add(f"{at}.mlp.gated", GatedQuantise(), h, gate_up)
-        else:
-            both = g.add(f"{at}.mlp.gate_up", linear, h, gate_up)
-            gate = g.add(f"{at}.mlp.gate", Slice(1, 0, shape.intermediate), both)
-            up = g.add(f"{at}.mlp.up", Slice(1, shape.intermediate, 2 * shape.intermediate), both)
-            gated = g.add(f"{at}.mlp.gated", Binary("mul"), g.add(f"{at}.mlp.act", Unary("silu"), gate), up)
+        gated = g.add(f"{at}.mlp.gated", GatedQuantise() if packed else Gated(), h, gate_up)
         x = added(f"{at}.mlp.residual", gated, matrix(f"{at}.mlp.down", shape.hidden, shape.intermediate), x)
     h = norm("final_norm", g.add("out_hidden", GatherRows(), x, out_rows))
     head = embedding if shape.tied else matrix("lm_head", shape.vocab, shape.hidden, head_dtype)

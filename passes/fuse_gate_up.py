@@ -1,4 +1,4 @@
-"""fuse-gate-up: both halves of a gated MLP, its activation and the quantisation of its product in one kernel."""
+"""fuse-gate-up: both halves of a gated MLP, its activation and, where there is one, the quantisation of its product in one kernel."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ from typing import ClassVar
 
 from mlsdc.compiler.graph import Editor, Graph, Node
 from mlsdc.compiler.ops_core import Binary, Unary
+from mlsdc.compiler.ops_nn import Gated, Linear
 from mlsdc.compiler.ops_quant import GatedQuantise, LinearQ, Quantise
 from mlsdc.compiler.pipeline import GraphPass
 from mlsdc.compiler.rewrite import Rule, apply_rules
+from mlsdc.compiler.types import TensorType
 from mlsdc.passes.stack_weights import stackable, stacked
 
 ACTIVATIONS = ("silu", "gelu_tanh")
@@ -28,8 +30,14 @@ class FuseGateUp(GraphPass):
 
         %gated = gated_quantise(%h, %w.gate_up, act="silu")
 
-    Declines: another activation than silu or gelu_tanh; biases; weights of different dtypes or of more than one reader; a value in
-    between that somebody else reads.
+    Over f32 rows, where the weights were made smaller (int4-a16, fp8, bf16), likewise::
+
+        %gate = linear(%h, %w.gate)    %act = unary(%gate, fn="silu")    %up = linear(%h, %w.up)    %gated = binary(%act, %up, fn="mul")
+
+        %gated = gated(%h, %w.gate_up, act="silu")
+
+    Declines: another activation than silu or gelu_tanh; biases; f32 weights; weights of different dtypes or of more than one reader; a
+    value in between that somebody else reads.
     """
 
     name: ClassVar[str] = "fuse-gate-up"
@@ -42,7 +50,7 @@ def fuse(editor: Editor, quantise: Node) -> bool:
     product = editor.producer(quantise, 0, Binary)
     if quantise.op != Quantise() or product is None or product.op != Binary("mul") or editor.only_user(product.name) is None:
         return False
-    halves = match_halves(editor, product)
+    halves = match_halves(editor, product, LinearQ)
     if halves is None:
         return False
     act, gate, up = halves
@@ -52,19 +60,35 @@ def fuse(editor: Editor, quantise: Node) -> bool:
     return True
 
 
-def match_halves(editor: Editor, product: Node) -> tuple[str, Node, Node] | None:
-    """(act, gate, up) of act(gate) * up, in either order of the operands, else None."""
+def fuse_plain(editor: Editor, product: Node) -> bool:
+    halves = match_halves(editor, product, Linear) if product.op == Binary("mul") else None
+    if halves is None:
+        return False
+    act, gate, up = halves
+    x = editor[gate.inputs[0]].type
+    if len(gate.inputs) != 2 or not isinstance(x, TensorType) or x.rank != 2:
+        return False
+    (weight,) = stacked(editor, (gate, up), "gate_up")
+    editor.replace(product.name, Gated(act), gate.inputs[0], weight)
+    return True
+
+
+def match_halves(editor: Editor, product: Node, kind: type[LinearQ] | type[Linear]) -> tuple[str, Node, Node] | None:
+    """(act, gate, up) of act(gate) * up, both linears of a kind, in either order of the operands, else None."""
     for index in (0, 1):
-        active, up = editor.producer(product, index, Unary), editor.producer(product, 1 - index, LinearQ)
-        gate = editor.producer(active, 0, LinearQ) if active else None
+        active, up = editor.producer(product, index, Unary), editor.producer(product, 1 - index, kind)
+        gate = editor.producer(active, 0, kind) if active else None
         if not (active and up and gate) or gate.name == up.name:
             continue
         if any(editor.only_user(value.name) is None for value in (active, gate, up)) or not stackable(editor, (gate, up)):
             continue
         match active.op, gate.op:
-            case Unary(fn), LinearQ(bias=False) if fn in ACTIVATIONS:
+            case Unary(fn), LinearQ(bias=False) | Linear() if fn in ACTIVATIONS:
                 return fn, gate, up
     return None
 
 
-RULES = (Rule("quantise(act(gate(h)) * up(h)) -> gated_quantise(gate_up(h))", Quantise, fuse),)
+RULES = (
+    Rule("quantise(act(gate(h)) * up(h)) -> gated_quantise(gate_up(h))", Quantise, fuse),
+    Rule("act(gate(x)) * up(x) -> gated(gate_up(x))", Binary, fuse_plain),
+)

@@ -15,7 +15,7 @@ from mlsdc.compiler.pipeline import GraphPass
 from mlsdc.compiler.rewrite import Rule, apply_rules
 from mlsdc.compiler.types import TensorType
 from mlsdc.passes.names import beside, free
-from mlsdc.passes.stack_weights import is_packed, stackable, stacked
+from mlsdc.passes.stack_weights import may_stack, stackable, stacked
 
 
 @dataclass(frozen=True)
@@ -35,9 +35,9 @@ class FuseQkv(GraphPass):
         %q_rope = rope_slice(%qkv, %rope_table, start=0, heads=9, head_dim=64)
         %kv.1 = append_kv_slice(%kv.0, %qkv, %rope_table, %tree, layer=0, k_start=576, v_start=768)
 
-    A `linear` over f32 rows is fused likewise where its weight is packed (int4-a16).
+    A `linear` over f32 rows is fused likewise where its weight was made smaller (int4-a16, fp8, bf16).
 
-    Declines: anything between those ops (a QK-norm); linears of other weights (bf16, fp8); RoPE over a part of a head, or by two tables; a
+    Declines: anything between those ops (a QK-norm); linears of f32 weights; RoPE over a part of a head, or by two tables; a
     value in between or a weight that somebody else reads; weights of different dtypes; a bias on some of the three only; no or several
     candidates for q.
     """
@@ -84,7 +84,7 @@ def projection(editor: Editor, result: Node) -> Projection | None:
         if editor.only_user(split.name) is None:
             return None
     linear = editor.producer(split, 0, Op) if isinstance(split.op, Reshape) else None
-    if linear is None or not is_packed(editor, linear) or editor.only_user(linear.name) is None:
+    if linear is None or not may_stack(editor, linear) or editor.only_user(linear.name) is None:
         return None
     if not isinstance(split.type, TensorType) or split.type.rank != 3:
         return None
@@ -96,7 +96,7 @@ def projection(editor: Editor, result: Node) -> Projection | None:
 
 def query(editor: Editor, linear: Node) -> Projection | None:
     """The projection that starts at `linear` and ends in a rope, walked downwards."""
-    split = editor.only_user(linear.name) if is_packed(editor, linear) else None
+    split = editor.only_user(linear.name) if may_stack(editor, linear) else None
     rope = editor.only_user(split.name) if split else None
     return projection(editor, rope) if rope and isinstance(rope.op, Rope) else None
 

@@ -11,18 +11,18 @@ from mlsdc.compiler.types import DType, TensorType
 from mlsdc.passes.names import beside, free
 
 
-def is_packed(editor: Editor, linear: Node) -> bool:
-    """A linear over quantised rows, or one over f32 rows whose weight is packed as theirs are (int4-a16)."""
+def may_stack(editor: Editor, linear: Node) -> bool:
+    """A linear over quantised rows, or one over f32 rows whose weight was made smaller (int4-a16, fp8, bf16)."""
     if isinstance(linear.op, LinearQ):
         return True
     weight = editor[linear.inputs[1]].type if isinstance(linear.op, Linear) else None
-    return isinstance(weight, TensorType) and weight.dtype in (DType.Q8, DType.Q4)
+    return isinstance(weight, TensorType) and weight.dtype in (DType.Q8, DType.Q4, DType.F8, DType.BF16)
 
 
 def stackable(editor: Editor, linears: Sequence[Node]) -> bool:
     """Same input, no residual; weights, and biases (all or none), are weight nodes of one type but for the rows, read by nobody else."""
     first = linears[0]
-    if any(not is_packed(editor, linear) or linear.op != first.op or getattr(linear.op, "residual", False) for linear in linears):
+    if any(not may_stack(editor, linear) or linear.op != first.op or getattr(linear.op, "residual", False) for linear in linears):
         return False
     if any(linear.inputs[0] != first.inputs[0] or len(linear.inputs) != len(first.inputs) for linear in linears):
         return False

@@ -91,6 +91,30 @@ def lower_linear(target: CpuTarget, node: Node, op: ops_nn.Linear, graph: Graph)
     return Lowering((Call(kernel, -(-n // block), None, (*values(node), ValueRef(node.name), HEADER)),), storage(node.type))
 
 
+@lowers(ops_nn.Gated)
+def lower_gated(target: CpuTarget, node: Node, op: ops_nn.Gated, graph: Graph) -> Lowering | Declined:
+    """Both halves by one linear, then the activation, then the product."""
+    weight = input_type(graph, node, 1)
+    if weight.dtype not in (DType.F8, DType.BF16):
+        return Declined(f"gated with a weight of {weight.dtype}; the CPU has it for bf16 and f8")
+    index, count, rows = rows_of(node.type)
+    n2, k = whole(weight)
+    n, both = n2 // 2, 4 * rows * n2
+    x, w = values(node)
+    if weight.dtype is DType.F8:
+        linear = spec("linear_f8", P.LinearF8(index, rows, n2, k), "X: f32", "W: f8", "S: f32", "Y: f32", "H: i32")
+        first = Call(linear, -(-n2 // 16), None, (x, w, w, TempRef("both"), HEADER))
+    else:
+        linear = spec("linear_bf16", P.LinearBf16(index, rows, n2, k), "X: f32", "W: bf16", "Y: f32", "H: i32")
+        first = Call(linear, -(-n2 // 16), None, (x, w, TempRef("both"), HEADER))
+    gate, up, act = P.Operand(rows * n2, (n2, 1)), P.Operand(rows * n2, (n2, 1), n), P.Operand(rows * n, (n, 1))
+    active = spec("elementwise", P.Elementwise(op.act, rows, (n,), (gate,)), "A: f32", "Y: f32")
+    product = spec("elementwise", P.Elementwise("mul", rows, (n,), (act, up)), "A: f32", "B: f32", "Y: f32")
+    second = Call(active, 1, count, (TempRef("both"), TempRef("act")))
+    third = Call(product, 1, count, (TempRef("act"), TempRef("both"), ValueRef(node.name)))
+    return Lowering((first, second, third), storage(node.type), {"both": both, "act": both // 2})
+
+
 @lowers(ops_shard.AllReduce)
 def lower_all_reduce(target: CpuTarget, node: Node, op: ops_shard.AllReduce, graph: Graph) -> Lowering:
     """The runtime stops before this launch, and lays all ranks' parts (of x, the first argument) into the second."""

@@ -56,10 +56,13 @@ def exact_dots(params: P.LinearQ | P.Linear) -> bool:
 
 
 def wide_tiles(params: T, gpu: Gpu) -> T:
-    """The same linear for many rows; a gated one has two sums a column, and takes whole tiles of its columns. On sm_100 integer dots of 128
-    columns spill, of 32 they don't."""
-    gated, most = isinstance(params, P.GatedQ), 32 if gpu.sm == 100 else 128
-    columns = next(size for size in (64, 32) if size <= most and params.n % size == 0) if gated else most
+    """The same linear for many rows; a gated one has two sums a column, and where it quantises takes whole tiles of its columns. On sm_100
+    integer dots of 128 columns spill, of 32 they don't."""
+    gated, most = isinstance(params, P.GatedQ | P.Gated | P.GatedA16), 32 if gpu.sm == 100 else 128
+    if isinstance(params, P.GatedA16) or (isinstance(params, P.Gated) and gpu.sm != 90):
+        most = 32  # 64 leave no registers for what is on its way
+    fitting = (size for size in (64, 32) if size <= most and (not isinstance(params, P.GatedQ) or params.n % size == 0))
+    columns = next(fitting) if gated else most
     return replace(params, block_m=64, block_n=columns, most_programs=2 * gpu.multiprocessors)
 
 
@@ -180,6 +183,22 @@ def lower_linear(target: NvidiaTarget, node: Node, op: ops_nn.Linear, graph: Gra
         params, stored = P.Linear(*rows(node), n, k, LINEAR[weight.dtype], bias), LINEAR[weight.dtype]
     abi = ("x_ptr: *f32", f"w_ptr: *{stored}", *(("bias_ptr: *f32",) if bias else ()), "header: *i32", "y_ptr: *f32")
     return by_rows(node, target, params, abi, (*values(node), HEADER))
+
+
+@lowers(ops_nn.Gated)
+def lower_gated_plain(target: NvidiaTarget, node: Node, op: ops_nn.Gated, graph: Graph) -> Lowering | Declined:
+    weight = input_type(graph, node, 1)
+    n2, k = whole(weight)
+    if weight.dtype not in (DType.BF16, DType.F8, *BITS):
+        return Declined(f"gated with a weight of {weight.dtype}; there are templates for bf16, f8, q8 and q4")
+    if n2 * k >= MOST_ELEMENTS or counted_rows(node.type)[2] * n2 >= MOST_ELEMENTS:
+        return Declined(f"weight of {n2} x {k} for {counted_rows(node.type)[2]} rows: kernels count elements in 31 bits")
+    params: P.Gated | P.GatedA16
+    if weight.dtype in BITS:
+        params, stored = P.GatedA16(*rows(node), n2 // 2, k, BITS[weight.dtype], act=op.act), "u8"
+    else:
+        params, stored = P.Gated(*rows(node), n2 // 2, k, LINEAR[weight.dtype], act=op.act), LINEAR[weight.dtype]
+    return by_rows(node, target, params, ("x_ptr: *f32", f"w_ptr: *{stored}", "header: *i32", "y_ptr: *f32"), (*values(node), HEADER))
 
 
 @lowers(ops_core.GatherRows)

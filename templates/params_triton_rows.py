@@ -133,6 +133,23 @@ class GatedQ(LinearQ):
 
 
 @dataclass(frozen=True)
+class GatedA16(LinearA16):
+    """`gated_a16`: y f32[rows, n] = act(gate) * up, (gate | up) = x f32[rows, k] @ w[2n, k]^T. `n` counts the result's columns."""
+
+    template: ClassVar[str] = "gated_a16"
+
+    act: str = "silu"
+
+    @property
+    def key(self) -> str:
+        return self.named(f"w{self.bits}", self.act, f"n{self.n}", f"k{self.k}", f"m{self.block_m}")
+
+    @property
+    def n_padded(self) -> int:
+        return -(-2 * self.n // BLOCK_ROWS) * BLOCK_ROWS
+
+
+@dataclass(frozen=True)
 class EmbedQ(Packed):
     """`embed_q`: rows of a packed table, times `scale`."""
 
@@ -197,6 +214,23 @@ class Linear(RowParams):
     @property
     def grid(self) -> int:
         return -(-self.n // self.block_n)
+
+
+@dataclass(frozen=True)
+class Gated(Linear):
+    """`gated`: y f32[rows, n] = act(gate) * up, (gate | up) = x f32[rows, k] @ w[2n, k]^T, w bf16 or u8: e4m3 and a scale a row."""
+
+    template: ClassVar[str] = "gated"
+
+    act: str = "silu"
+
+    @property
+    def scales_at(self) -> int:
+        return -(-2 * self.n * self.k // 16) * 16
+
+    @property
+    def key(self) -> str:
+        return self.named(self.dtype, self.act, f"n{self.n}", f"k{self.k}", f"m{self.block_m}")
 
 
 @dataclass(frozen=True)

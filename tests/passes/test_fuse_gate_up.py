@@ -6,6 +6,7 @@ import pytest
 
 from mlsdc.compiler.graph import Editor, Weight
 from mlsdc.compiler.ops_core import Binary
+from mlsdc.compiler.ops_nn import Gated
 from mlsdc.compiler.ops_quant import GatedQuantise
 from tests.passes.graphs import Llama
 from tests.passes.steps import also_output, apply, assert_same, before, golden, ops, results
@@ -21,6 +22,27 @@ def test_computes_the_same(act: str) -> None:
     after = apply(graph, pass_)
     assert after["layers.0.mlp.gated"].op == GatedQuantise(act)
     assert_same(results(graph, shape), results(after, shape))
+
+
+@pytest.mark.parametrize("act", ["silu", "gelu_tanh"])
+@pytest.mark.parametrize("weights", ["bf16", "fp8", "int4-a16"])
+def test_smaller_weights_over_f32_rows_are_fused_and_compute_the_same(weights: str, act: str) -> None:
+    graph, pass_ = before("fuse-gate-up", shape := Llama(act=act), weights=weights)
+    after = apply(graph, pass_)
+    assert after["layers.1.mlp.gated"].op == Gated(act)
+    assert ops(graph)["linear"] - ops(after)["linear"] == 4
+    assert_same(results(graph, shape), results(after, shape))
+
+
+def test_leaves_f32_weights_alone() -> None:
+    graph, pass_ = before("fuse-gate-up", weights="none")
+    assert apply(graph, pass_) == graph
+
+
+@pytest.mark.parametrize("leaf", ["gate", "up", "act"])
+def test_leaves_a_layer_of_smaller_weights_alone_whose_inside_is_read_by_somebody_else(leaf: str) -> None:
+    graph, pass_ = before("fuse-gate-up", weights="bf16")
+    assert ops(apply(also_output(graph, f"layers.0.mlp.{leaf}"), pass_))["gated"] == 1
 
 
 def test_operands_may_stand_in_either_order() -> None:

@@ -36,9 +36,18 @@ def test_packed_weights_over_f32_rows_are_fused_and_compute_the_same(biases: boo
     assert_same(results(graph, shape), results(after, shape))
 
 
-@pytest.mark.parametrize("weights", ["bf16", "fp8", "none"])
-def test_leaves_linears_of_plain_weights_alone(weights: str) -> None:
-    graph, pass_ = before("fuse-qkv", weights=weights)
+@pytest.mark.parametrize(("weights", "dtype"), [("bf16", DType.BF16), ("fp8", DType.F8)])
+def test_smaller_weights_over_f32_rows_are_fused_and_compute_the_same(weights: str, dtype: DType) -> None:
+    graph, pass_ = before("fuse-qkv", shape := Llama(biases=True), weights=weights)
+    after = apply(graph, pass_)
+    assert after["layers.1.attn.qkv"].op == Linear()
+    assert after["w.layers.1.attn.qkv"].type == TensorType(dtype, (256, 64))
+    assert ops(graph)["linear"] - ops(after)["linear"] == 4
+    assert_same(results(graph, shape), results(after, shape))
+
+
+def test_leaves_linears_of_f32_weights_alone() -> None:
+    graph, pass_ = before("fuse-qkv", weights="none")
     assert apply(graph, pass_) == graph
 
 

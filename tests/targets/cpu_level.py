@@ -13,7 +13,7 @@ import pytest
 from mlsdc.compiler.errors import CompileError
 from mlsdc.compiler.graph import Graph, Node
 from mlsdc.compiler.pack import hash_files, write_text, write_weights
-from mlsdc.compiler.quantise import quantise_q4, quantise_q8
+from mlsdc.compiler.quantise import quantise_f8, quantise_q4, quantise_q8
 from mlsdc.compiler.types import DType, TensorType
 from mlsdc.passes.emit_program import emit_program, merge_specs
 from mlsdc.runtime.artifact import Artifact
@@ -53,7 +53,7 @@ def loaded(
         node = nodes[name]
         plain = np.asarray(weights(node), np.float32)
         assert isinstance(node.type, TensorType)
-        quantise = {DType.Q8: quantise_q8, DType.Q4: quantise_q4}.get(node.type.dtype)
+        quantise = {DType.Q8: quantise_q8, DType.Q4: quantise_q4, DType.F8: quantise_f8}.get(node.type.dtype)
         return target.pack(node.type, quantise(plain) if quantise else plain)
 
     file = write_weights(folder / WEIGHTS, [(name, target.packed_bytes(node.type)) for name, node in nodes.items()], pack)

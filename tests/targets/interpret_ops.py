@@ -14,8 +14,9 @@ import torch
 
 from mlsdc.compiler.graph import Builder, Graph, Weight
 from mlsdc.compiler.interpret import interpret
+from mlsdc.compiler.ops_core import Binary, Unary
 from mlsdc.compiler.ops_heads import TopK
-from mlsdc.compiler.ops_nn import Linear, PadHeads
+from mlsdc.compiler.ops_nn import Gated, Linear, PadHeads
 from mlsdc.compiler.ops_quant import GatedQuantise, LinearQ, Quantise
 from mlsdc.compiler.quantise import quantise_f8, quantise_q4, quantise_q8
 from mlsdc.compiler.types import Dim, DType, TensorType
@@ -77,6 +78,36 @@ def linears(dtype: DType, act: str = "silu") -> Graph:
     return b.build(result=b.add("result", LinearQ(bias=True, residual=True), gated, down, bias, x))
 
 
+def gated(dtype: DType, act: str, fused: bool, n: int = 150) -> Graph:
+    """A gated MLP over f32 rows as one node or as four. The halves' weights are those of the stacked one: see `halves`."""
+    b = Builder(f"gated_{dtype.value}")
+    x = b.input("x", TensorType(DType.F32, (Dim("rows", 1, 160), 96)))
+    if fused:
+        return b.build(result=b.add("result", Gated(act), x, b.weight("w", TensorType(dtype, (2 * n, 96)))))
+    gate, up = (b.add(name, Linear(), x, b.weight(f"w.{name}", TensorType(dtype, (n, 96)))) for name in ("gate", "up"))
+    return b.build(result=b.add("result", Binary("mul"), b.add("act", Unary(act), gate), up))
+
+
+def check_gated(folder: Path) -> None:
+    """One launch has the bits of four, with few rows and with many."""
+    limits = Limits(max_model_len=256, max_num_seqs=4, max_num_batched_tokens=160, max_logit_rows=24, max_tree_nodes=7)
+    x = np.random.default_rng(9).standard_normal((160, 96)).astype(np.float32)
+    for dtype, act in ((DType.BF16, "silu"), (DType.F8, "gelu_tanh"), (DType.Q4, "silu"), (DType.Q8, "gelu_tanh")):
+        one, four = gated(dtype, act, True), gated(dtype, act, False)
+        plain = random_weight(one["w"]).numpy()
+        values = {"w": plain, "w.gate": plain[:150], "w.up": plain[150:]}
+        given = {"x": x} | {name: QUANTISE[dtype](value) if dtype in QUANTISE else value for name, value in values.items()}
+        machine = TritonMachine(limits, folder, exact=False)
+        for rows in (ROWS, 130):
+            buffers = StepBuffers(limits, 16)
+            buffers.header[Header.ROWS] = rows
+            found, wanted = (machine.run(graph, given, buffers)["result"].view(np.float32)[: rows * 150] for graph in (one, four))
+            assert not np.isnan(found).any(), one.name
+            assert np.array_equal(found, wanted), (one.name, rows)
+            reference = interpret(one, {"x": torch.from_numpy(x[:rows])}, random_weight)["result"]
+            np.testing.assert_allclose(found.reshape(rows, 150), reference, rtol=1e-4, atol=1e-4, err_msg=one.name)
+
+
 def check_many_rows(folder: Path) -> None:
     """Tiles for many rows: integer dots have the bits of tiles for few, float dots those numbers nearly."""
     limits = Limits(max_model_len=256, max_num_seqs=4, max_num_batched_tokens=160, max_logit_rows=24, max_tree_nodes=7)
@@ -119,6 +150,7 @@ def main() -> None:
             check(machine, linear(n, k, dtype, bias=n == 37), {"x": np.random.default_rng(n).standard_normal((ROWS, k)).astype(np.float32)},
                   atol=4e-5)
         check_many_rows(Path(folder))
+        check_gated(Path(folder))
         check(machine, pad(), {"x": np.random.default_rng(0).standard_normal((ROWS, 3, 24)).astype(np.float32)}, atol=0)
         for dtype in (DType.F32, DType.Q8, DType.Q4):
             check(machine, moe_graph(dtype), {"tokens": np.arange(ROWS, dtype=np.int32)})

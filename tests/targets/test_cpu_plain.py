@@ -244,6 +244,16 @@ def test_a_graph_without_some_fusions_gives_the_logits_of_the_interpreter(
     assert relative_error(torch.from_numpy(subsets[named(subset)]), torch.from_numpy(wanted)) < 0.01
 
 
+@pytest.mark.parametrize("weights", ["bf16", "fp8"])
+def test_stacking_plain_weights_changes_no_bit(weights: str, tmp_path: Path) -> None:
+    fused, plain = compiled(GATED, weights=weights), compiled(GATED, weights=weights, disable=("fuse-qkv", "fuse-gate-up"))
+    assert len(fused) < len(plain)
+    with loaded({"fused": fused}, Weights(row_program(GATED)), tmp_path / "a", LIMITS) as level:
+        found = two_steps(level, "fused")
+    with loaded({"plain": plain}, Weights(row_program(GATED)), tmp_path / "b", LIMITS) as level:
+        assert np.array_equal(found, two_steps(level, "plain"))
+
+
 # other weights and other models
 
 PLAIN = (*FUSIONS, "quantise-weights")
