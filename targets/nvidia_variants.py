@@ -12,10 +12,11 @@ from dataclasses import dataclass, replace
 from mlsdc.targets.hardware import Gpu
 from mlsdc.targets.protocol import KernelSpec
 from mlsdc.targets.triton_build import Variant
-from mlsdc.templates.params_triton_rows import GatedQ, Linear, LinearA16, LinearQ
+from mlsdc.templates.params_triton_rows import Gated, GatedA16, GatedQ, Linear, LinearA16, LinearQ
 
 FEW_ROWS = 16  # of a tile for decoding; a tile for prompts has more
 TALL, NARROW, BROAD = 32, 16, 64  # rows; columns
+LINEARS = (Linear, Gated, LinearA16, GatedA16, LinearQ, GatedQ)
 ATTENTION_STAGES = (7, 3)
 DEEPER = 2  # stages more than the default's
 
@@ -39,7 +40,7 @@ class Alternative:
 def alternatives(spec: KernelSpec, gpu: Gpu, default: Variant) -> tuple[Alternative, ...]:
     """Of a kernel whose default was built as `default`; those that do not fit the GPU are left out by the build."""
     params = spec.params
-    if type(params) in (Linear, LinearA16, LinearQ, GatedQ):
+    if type(params) in LINEARS:
         return linear(spec, params, gpu, default)  # type: ignore[arg-type]
     if spec.template == "attend_split":
         depths = (Variant(default.num_warps, stages) for stages in ATTENTION_STAGES)
@@ -50,15 +51,15 @@ def alternatives(spec: KernelSpec, gpu: Gpu, default: Variant) -> tuple[Alternat
 def linear(spec: KernelSpec, params: Linear | LinearQ, gpu: Gpu, default: Variant) -> tuple[Alternative, ...]:
     """Tiles for decoding: narrower ones where there are fewer tiles than two for each multiprocessor, else broader ones; a deeper pipeline;
     taller ones for 17 rows and more. Tiles for prompts: half the columns."""
-    gated, integer = isinstance(params, GatedQ), isinstance(params, LinearQ) and not isinstance(params, LinearA16)
+    quantises, integer = isinstance(params, GatedQ), isinstance(params, LinearQ) and not isinstance(params, LinearA16)
     if params.block_m > FEW_ROWS:
         half = params.block_n // 2
         return (tiled(spec, params.block_m, half, Variant(4, 3)),) if half >= 32 else ()
     found = [Alternative(spec, Variant(default.num_warps, default.num_stages + DEEPER))]
     if params.grid >= 2 * gpu.multiprocessors:
-        if not gated or params.n % BROAD == 0:
-            found.append(tiled(spec, params.block_m, BROAD, Variant(8, 3) if gated else Variant(4, 4)))
-    elif not gated:  # the a8 of a gated MLP is made in groups of 32 columns
+        if not quantises or params.n % BROAD == 0:
+            found.append(tiled(spec, params.block_m, BROAD, Variant(8, 3) if quantises else Variant(4, 4)))
+    elif not quantises:  # in groups of 32 columns
         found.append(tiled(spec, params.block_m, NARROW, Variant(4, 4)))
     if integer and params.max_rows > FEW_ROWS:
         found.append(tiled(spec, TALL, params.block_n, Variant(4, 3)))
