@@ -187,6 +187,10 @@ def choose_targets(config: Config, limits: Limits) -> tuple[Target, ...]:
         for target in targets:
             if why := target.choose_attention(config.kernels.attention):
                 config.fail("kernels.attention", f"{config.kernels.attention}: {why}")
+    if config.kernels.linear != "plain":
+        for target in targets:
+            if why := target.choose_linear(config.kernels.linear):
+                config.fail("kernels.linear", f"{config.kernels.linear}: {why}")
     return targets
 
 

@@ -10,9 +10,9 @@ from mlsdc.compiler.graph import Graph, Input, Weight
 from mlsdc.compiler.types import Dim, DType, TensorType
 from mlsdc.passes.plan_buffers import plan_buffers
 from mlsdc.passes.select_kernels import select_kernels
-from mlsdc.runtime.program import ArenaArg, Arg, InputArg, Launch, ProgramSpec, Tap, WeightArg
+from mlsdc.runtime.program import ArenaArg, Arg, InputArg, Launch, Mapped, ProgramSpec, Tap, TensorMapArg, WeightArg
 from mlsdc.runtime.step import INPUTS
-from mlsdc.targets.protocol import Call, CallArg, KernelSpec, Lowering, Target, TempRef, ValueRef
+from mlsdc.targets.protocol import Call, CallArg, KernelSpec, Lowering, MapRef, Target, TempRef, ValueRef
 
 TAP_DTYPES = {DType.F32: "f4", DType.I32: "i4"}
 
@@ -26,6 +26,10 @@ def emit_program(graph: Graph, target: Target, name: str, level: str) -> tuple[P
     def resolve(node: str, arg: CallArg) -> Arg:
         if isinstance(arg, TempRef):
             return ArenaArg(placement.temps[(node, arg.temp) if (node, arg.temp) in placement.temps else ("", arg.temp)])
+        if isinstance(arg, MapRef):
+            of = resolve(node, arg.of)
+            assert isinstance(of, WeightArg | ArenaArg | InputArg)
+            return TensorMapArg(Mapped(of, arg.shape))
         if not isinstance(arg, ValueRef):
             return arg
         made = graph[placement.roots.get(arg.value, arg.value)]
@@ -66,7 +70,7 @@ def launch(node: str, call: Call, resolve: Callable[[CallArg], Arg]) -> Launch:
 
 
 def _no_values(arg: CallArg) -> Arg:
-    if isinstance(arg, ValueRef | TempRef):
+    if isinstance(arg, ValueRef | TempRef | MapRef):
         raise CompileError(f"{arg} in a program without a graph")
     return arg
 

@@ -54,7 +54,22 @@ class FloatArg:
     float: float
 
 
-Arg = Union[WeightArg, ArenaArg, InputArg, PoolArg, IntArg, FloatArg]
+@dataclass(frozen=True)
+class Mapped:
+    """A dense tensor of these sizes, outermost first."""
+
+    of: WeightArg | ArenaArg | InputArg
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class TensorMapArg:
+    """A CUtensorMap of a tensor, encoded when the launch is bound. Element type and tiles are the kernel's (runtime.tensor_map)."""
+
+    map: Mapped
+
+
+Arg = Union[WeightArg, ArenaArg, InputArg, PoolArg, IntArg, FloatArg, TensorMapArg]
 _ARGS: dict[str, type[Arg]] = {"weight": WeightArg, "arena": ArenaArg, "input": InputArg, "pool": PoolArg, "int": IntArg, "float": FloatArg}
 
 
@@ -143,4 +158,9 @@ def _plain(launch: Launch) -> dict[str, object]:
 
 def _arg(raw: dict[str, object]) -> Arg:
     ((key, value),) = raw.items()
+    if key == "map":
+        of = _arg(value["of"])  # type: ignore[index]
+        if not isinstance(of, WeightArg | ArenaArg | InputArg):
+            raise ValueError(f"a map of {of}")
+        return TensorMapArg(Mapped(of, tuple(value["shape"])))  # type: ignore[index]
     return _ARGS[key](value)  # type: ignore[arg-type]

@@ -21,11 +21,12 @@ from mlsdc.runtime.artifact import Artifact
 from mlsdc.runtime.device.binding import level_info, weight_tensors
 from mlsdc.runtime.errors import ArtifactError, MlsdcError
 from mlsdc.runtime.manifest import KernelInfo
-from mlsdc.runtime.program import ArenaArg, Arg, FloatArg, InputArg, IntArg, Launch, PoolArg, ProgramSpec, WeightArg
+from mlsdc.runtime.program import ArenaArg, Arg, FloatArg, InputArg, IntArg, Launch, PoolArg, ProgramSpec, TensorMapArg, WeightArg
 from mlsdc.runtime.step import Array, Header
+from mlsdc.runtime.tensor_map import tiles_of
 from mlsdc.targets.interpret import POISON
 from mlsdc.targets.triton_build import load_source
-from mlsdc.targets.triton_interpreter import interpret
+from mlsdc.targets.triton_interpreter import descriptor, interpret
 
 ELEMENTS = {"f32": torch.float32, "f64": torch.float64, "bf16": torch.bfloat16, "f16": torch.float16, "i8": torch.int8, "u8": torch.uint8,
             "i32": torch.int32, "u32": torch.int32, "i64": torch.int64}
@@ -70,6 +71,10 @@ class Level:
             return arg.int
         if isinstance(arg, FloatArg):
             return arg.float
+        if isinstance(arg, TensorMapArg):
+            tiles = tiles_of(type_)
+            assert tiles is not None, f"{launch.kernel} wants {type_}, the launch gives {arg}"
+            return descriptor(self.argument(launch, arg.map.of, f"*{tiles.dtype}"), arg.map.shape, tiles)
         if isinstance(arg, WeightArg):
             if arg.weight not in self.weights:
                 raise ArtifactError(f"%{launch.node}: weight '{arg.weight}' is not in the weight file; compile again")

@@ -49,6 +49,7 @@ class NvidiaTarget(Target):
     device = "cuda"
     family = "gpu"  # AMD's, too
     tunable = False  # builds ship the kernels of nvidia_variants, too
+    tma = False  # whether linears for many rows copy their operands by TMA
     attention = "triton"  # or "nvrtc": which compiler's kernels do attention
 
     def __init__(self, name: str, limits: Limits, exact: bool = True) -> None:
@@ -78,6 +79,12 @@ class NvidiaTarget(Target):
 
     def ship_variants(self) -> None:
         self.tunable = True
+
+    def choose_linear(self, how: str) -> str | None:
+        from mlsdc.targets.nvidia_tma import refused
+
+        self.tma = refused(self) is None
+        return refused(self)
 
     def commit(self, geometry: KvGeometry) -> Lowering:
         from mlsdc.targets.nvidia_kv import commit_lowering

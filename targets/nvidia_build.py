@@ -49,6 +49,10 @@ VARIANTS = {
     "rms_norm": (Variant(4, 1), Variant(8, 1), Variant(16, 1)),
 }
 WIDE = (Variant(8, 3), Variant(8, 2), Variant(4, 3), Variant(4, 2), Variant(8, 1))  # linears for many rows
+TMA = {  # the same, their operands by TMA: four warps leave registers and shared memory for two programs a multiprocessor
+    "linear_tma": (Variant(4, 4), Variant(4, 3), Variant(8, 3)),
+    "linear_q_tma": (Variant(4, 6), Variant(4, 4), Variant(8, 4)),
+}
 OTHERS = (Variant(4, 1), Variant(8, 1))
 THREADS = 2  # triton and ptxas let go of the interpreter lock; more threads than cores bring nothing
 FORMAT = 2  # of a cache entry
@@ -132,6 +136,8 @@ def most_programs(spec: KernelSpec) -> dict[str, int]:
 
 
 def variants(spec: KernelSpec) -> tuple[Variant, ...]:
+    if spec.template in TMA:
+        return TMA[spec.template]
     return WIDE if getattr(spec.params, "block_m", 0) > 16 else VARIANTS.get(spec.template, OTHERS)
 
 

@@ -15,6 +15,7 @@ from mlsdc.compiler.types import DType, TensorType
 from mlsdc.runtime.program import InputArg
 from mlsdc.targets.hardware import Gpu
 from mlsdc.targets.nvidia import NvidiaTarget, a8_bytes, columns_of, lowers, storage
+from mlsdc.targets.nvidia_tma import by_tma
 from mlsdc.targets.protocol import Call, CallArg, Declined, KernelSpec, Lowering, TempRef, ValueRef
 from mlsdc.targets.values import counted_rows, fine_args, fine_of, input_type, is_rows, values, whole
 from mlsdc.templates import params_triton_rows as P
@@ -47,6 +48,8 @@ def by_rows(node: Node, target: NvidiaTarget, params: P.LinearQ | P.Linear, abi:
     if params.max_rows <= FEW or not target.gpu.multiprocessors or (target.exact and not exact_dots(params)):
         return few
     many = wide_tiles(params, target.gpu)
+    if target.tma and (mapped := by_tma(many, abi, args)) is not None:
+        many, abi, args = mapped
     more = launch(node, many, abi, args, grid=many.grid, grain=many.block_m)
     return replace(few, calls=(replace(few.calls[0], upto=FEW), replace(more.calls[0], over=FEW)))
 

@@ -59,7 +59,15 @@ class TempRef:
     temp: str
 
 
-CallArg = Union[ValueRef, TempRef, Arg]
+@dataclass(frozen=True)
+class MapRef:
+    """A tensor map of a value as a dense tensor of these sizes, outermost first (runtime.program.TensorMapArg)."""
+
+    of: ValueRef
+    shape: tuple[int, ...]
+
+
+CallArg = Union[ValueRef, TempRef, MapRef, Arg]
 
 
 @dataclass(frozen=True)
@@ -126,6 +134,12 @@ class Target(ABC):
     def ship_variants(self) -> None:
         """Build variants of kernels, too, among which `mlsdc tune` chooses, where the target has some: here, it has none."""
         return
+
+    def choose_linear(self, how: str) -> str | None:
+        """Let linears for many rows copy their operands by `tma`, or say why not: here, that the machine is another one."""
+        from mlsdc.targets.nvidia_tma import refused
+
+        return refused(self)
 
     def commit(self, geometry: KvGeometry) -> Lowering:
         """The launch that copies `commit_src` token slots to `commit_dst` in the page pool. Raises CompileError where there is none yet."""

@@ -20,6 +20,7 @@ import jinja2
 from mlsdc.compiler.errors import CompileError
 from mlsdc.runtime.kv_format import LANES
 from mlsdc.runtime.step import BLOCK, Header
+from mlsdc.runtime.tensor_map import tiles_of
 from mlsdc.targets.hardware import Gpu
 from mlsdc.targets.protocol import KernelSpec
 from mlsdc.templates import params_triton
@@ -63,7 +64,9 @@ def split_abi(abi: Sequence[str]) -> list[tuple[str, str]]:
 
 
 def triton_type(type_: str) -> str:
-    """`*f32` -> `*fp32`."""
+    """`*f32` -> `*fp32`; `map f32[64, 64]` -> `tensordesc<fp32[64, 64]>`."""
+    if (tiles := tiles_of(type_)) is not None:
+        return f"tensordesc<{SCALARS[tiles.dtype]}{list(tiles.shape)}>"
     return "*" * type_.count("*") + SCALARS[type_.lstrip("*")]
 
 
@@ -131,7 +134,18 @@ def compile_cubin(spec: KernelSpec, source: Path, gpu: Gpu, variant: Variant) ->
     metadata = kernel.metadata
     if metadata.global_scratch_size or metadata.profile_scratch_size or metadata.num_ctas != 1:
         raise CompileError(f"{spec.key}: {source.name} wants scratch memory or a cluster, which launches do not carry")
+    check_maps(spec, metadata)
     return Compiled(kernel.asm["cubin"], variant, 32 * metadata.num_warps, metadata.shared)
+
+
+def check_maps(spec: KernelSpec, metadata: Any) -> None:
+    """Raises CompileError if Triton wants other boxes of a mapped tensor than launches tell the driver of."""
+    ours = [tiles for _, type_ in split_abi(spec.abi) if (tiles := tiles_of(type_)) is not None]
+    theirs = getattr(metadata, "tensordesc_meta", None) or []
+    wanted = [(tiles.box, tiles.swizzle, tiles.element_bytes) for tiles in ours]
+    found = [(tuple(each["block_size"]), each["swizzle"], each["elem_size"]) for each in theirs]
+    if wanted != found or any(each["fp4_padded"] or each.get("is_im2col") for each in theirs):
+        raise CompileError(f"{spec.key}: tensor maps of boxes {wanted} are given, Triton wants {found}")
 
 
 def compile_kernel(key: str, abi: Sequence[str], source: Path, sm: int, variant: Variant) -> Any:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from math import prod
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -22,6 +23,7 @@ import triton.language as tl
 from triton.runtime import interpreter
 
 from mlsdc.compiler.errors import CompileError
+from mlsdc.runtime.tensor_map import Tiles, strides
 from mlsdc.targets.triton_build import load_source
 
 Array = npt.NDArray[Any]
@@ -134,6 +136,15 @@ def interpret(kernel: Any, grid: int, args: Sequence[torch.Tensor | int | float]
     with np.errstate(all="ignore"), backwards(grid) if reverse else nullcontext():
         if grid:
             kernel[(grid,)](*args)
+
+
+def descriptor(data: torch.Tensor, shape: Sequence[int], tiles: Tiles) -> Any:
+    """A dense tensor at the beginning of `data` as an argument `map f32[64, 64]`. Raises ValueError where no tensor map could be made."""
+    from triton.tools.tensor_descriptor import TensorDescriptor
+
+    if why := tiles.unfit(shape, data.data_ptr()):
+        raise ValueError(f"a map of {list(shape)} by {tiles}: {why}")
+    return TensorDescriptor(data[: prod(shape)].view(tuple(shape)), list(shape), list(strides(shape)), list(tiles.shape))
 
 
 def as_torch(array: Array) -> torch.Tensor:

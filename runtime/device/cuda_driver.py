@@ -15,6 +15,7 @@ from typing import Any
 
 from mlsdc.runtime.errors import DeviceError
 from mlsdc.runtime.manifest import TargetInfo
+from mlsdc.runtime.tensor_map import MAP_ALIGNMENT, MAP_BYTES, Tiles, strides
 
 LIBRARY = "libcuda.so.1"
 OUT_OF_MEMORY, NO_DEVICE = 2, 100
@@ -23,6 +24,7 @@ CC_MAJOR, CC_MINOR, SHARED_OPTIN = 75, 76, 97
 MAX_DYNAMIC_SHARED = 8
 FREE_SHARED = 48 * 1024  # dynamic shared memory that needs no opt-in
 NON_BLOCKING = 1  # CUstream_flags
+NO_INTERLEAVE, PROMOTE_128, ZEROS_OUTSIDE = 0, 2, 0  # CUtensorMapInterleave, CUtensorMapL2promotion, CUtensorMapFloatOOBfill
 THREAD_LOCAL = 1  # CUstreamCaptureMode: other threads' calls do not end a capture
 # oldest driver branch -> the CUDA version it reports, 1000 * major + 10 * minor
 DRIVER_CUDA = {525: 12000, 580: 13000}
@@ -123,6 +125,20 @@ class Driver:
         except DeviceError as error:
             raise DeviceError(f"{num_bytes:,} bytes of the GPU, of which {self.free_bytes()[0]:,} are free: {error}") from None
         return pointer.value
+
+    def tensor_map(self, address: int, shape: Sequence[int], tiles: Tiles) -> Any:
+        """A CUtensorMap of a dense tensor in device memory: 128 bytes at a multiple of 64, a launch's parameter by value."""
+        room = (C.c_byte * (MAP_BYTES + MAP_ALIGNMENT))()
+        made = (C.c_byte * MAP_BYTES).from_buffer(room, -C.addressof(room) % MAP_ALIGNMENT)  # keeps `room`
+        rank = len(shape)
+        sizes = (C.c_uint64 * rank)(*reversed(shape))  # innermost first, as all that follows
+        steps = (C.c_uint64 * max(1, rank - 1))(*(step * tiles.element_bytes for step in reversed(strides(shape)[:-1])))
+        box = (C.c_uint32 * rank)(*reversed(tiles.box))
+        every = (C.c_uint32 * rank)(*[1] * rank)
+        self.cuTensorMapEncodeTiled(
+            C.byref(made), C.c_int(tiles.element_type), C.c_uint32(rank), C.c_void_p(address), sizes, steps, box, every,
+            C.c_int(NO_INTERLEAVE), C.c_int(tiles.swizzle), C.c_int(PROMOTE_128), C.c_int(ZEROS_OUTSIDE))
+        return made
 
     @contextmanager
     def events(self) -> Iterator[tuple[C.c_void_p, C.c_void_p]]:

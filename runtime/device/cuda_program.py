@@ -10,16 +10,17 @@ from __future__ import annotations
 import ctypes as C
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from mlsdc.runtime.device.base import BoundProgram
 from mlsdc.runtime.device.cuda_driver import THREAD_LOCAL
 from mlsdc.runtime.errors import ArtifactError
-from mlsdc.runtime.program import Arg, FloatArg, InputArg, IntArg, Launch, ProgramSpec, Tap
+from mlsdc.runtime.program import Arg, FloatArg, InputArg, IntArg, Launch, ProgramSpec, Tap, TensorMapArg
 from mlsdc.runtime.sampling import record
 from mlsdc.runtime.step import INPUTS, KEPT, Array, Header, Limits
+from mlsdc.runtime.tensor_map import strides, tiles_of
 
 if TYPE_CHECKING:
     from mlsdc.runtime.device.cuda import CudaDevice, CudaLevel, Kernel
@@ -60,7 +61,7 @@ class BoundLaunch:
         if given != len(launch.args):
             raise ArtifactError(
                 f"%{launch.node}: kernel '{launch.kernel}' takes {given} arguments, the launch has {len(launch.args)}; compile again")
-        self._values = [value(level, launch, arg, type_) for arg, type_ in zip(launch.args, types, strict=False)]
+        self._values = [part for arg, type_ in zip(launch.args, types, strict=False) for part in values(level, launch, arg, type_)]
         self._values += [C.c_uint64(0)] * types.count("null")  # Triton's scratch pointers
         self.params = (C.c_void_p * len(self._values))(*(C.addressof(v) for v in self._values))
         self.default = Build.of(self.kernel, launch)
@@ -86,9 +87,20 @@ class BoundLaunch:
                 build.function, count, 1, 1, build.threads, 1, 1, build.shared_bytes, device.stream, self.params, None)
 
 
+def values(level: CudaLevel, launch: Launch, arg: Arg, type_: str) -> list[Any]:
+    """An argument's parameters in memory: one, of a tensor map several. Raises ArtifactError as `value` does."""
+    tiles = tiles_of(type_)
+    if tiles is None or not isinstance(arg, TensorMapArg):
+        return [value(level, launch, arg, type_)]
+    address, shape = level.address(launch, arg.map.of), arg.map.shape
+    if why := tiles.unfit(shape, address):
+        raise ArtifactError(f"%{launch.node}: '{launch.kernel}' reads {arg.map} by tiles of {list(tiles.shape)}: {why}; compile again")
+    return [level.device.driver.tensor_map(address, shape, tiles), *map(C.c_int32, shape), *map(C.c_int64, strides(shape))]
+
+
 def value(level: CudaLevel, launch: Launch, arg: Arg, type_: str) -> C.c_uint64 | C.c_int64 | C.c_int32 | C.c_float:
     """One argument in memory. Raises ArtifactError where the artifact's argument is not of the kernel's type."""
-    if type_.startswith("*") and not isinstance(arg, IntArg | FloatArg):
+    if type_.startswith("*") and not isinstance(arg, IntArg | FloatArg | TensorMapArg):
         address = level.address(launch, arg)
         if address % 16:
             raise ArtifactError(

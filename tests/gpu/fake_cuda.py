@@ -42,6 +42,20 @@ class Launched:
     image: bytes = field(default=b"", repr=False, compare=False)  # the cubin that it is of
 
 
+@dataclass(frozen=True)
+class TensorMap:
+    """What a CUtensorMap was made of: sizes, strides in bytes (of all axes but the innermost) and box, innermost first."""
+
+    element_type: int
+    address: int
+    sizes: tuple[int, ...]
+    steps: tuple[int, ...]
+    box: tuple[int, ...]
+    swizzle: int
+
+
+MAP_ELEMENTS = (1, 2, 4, 4, 8, 8, 2, 4, 8, 2, 4, 4, 4)  # bytes of a CUtensorMapDataType
+MAP_SPANS = {0: 1 << 30, 1: 32, 2: 64, 3: 128}  # bytes of a row of a box that a CUtensorMapSwizzle covers
 Work = Callable[[], None]
 
 
@@ -72,6 +86,7 @@ class FakeCuda:
         self.memory: dict[int, Any] = {}
         self.host: dict[int, Any] = {}
         self.handles: dict[int, Any] = {}
+        self.maps: dict[bytes, TensorMap] = {}
         self.queue: list[Work] = []
         self.capture: list[Work] | None = None
         self._next = itertools.count(0x1000)
@@ -225,13 +240,56 @@ class FakeCuda:
         if len(arguments) != len(f.table):
             return INVALID_VALUE  # a real driver would read past the array
         values = tuple(C.string_at(arguments[i], param.bytes) for i, param in enumerate(f.table))
+        described = self._behind_maps(values)
+        if described is None:
+            return INVALID_VALUE
         for i, (param, value) in enumerate(zip(f.table, values, strict=True)):
             address = int.from_bytes(value, "little")
             hidden = i >= len(values) - 2
+            if i in described:
+                continue
             if param.bytes == 8 and (address != 0 if hidden else address % 16 or not self._on_gpu(address, 1)):
                 return INVALID_VALUE
         launched = Launched(f.entry, gx, bx, shared, values, f.image)
         return self._do(lambda: self._run(launched), [])
+
+    def cuTensorMapEncodeTiled(self, made: Any, element_type: Any, rank: Any, address: Any, sizes: Any, steps: Any, box: Any, every: Any,
+                               interleave: Any, swizzle: Any, promotion: Any, outside: Any) -> int:
+        """The limits of the driver API's documentation, for tensors that are not interleaved."""
+        count, at = number(rank), number(address)
+        found = TensorMap(number(element_type), at, tuple(sizes)[:count], tuple(steps)[: count - 1], tuple(box)[:count], number(swizzle))
+        if not 1 <= count <= 5 or not len(sizes) == len(box) == len(every) == count or not 0 <= found.element_type < len(MAP_ELEMENTS):
+            return INVALID_VALUE
+        if C.addressof(made._obj) % 64 or C.sizeof(made._obj) != 128 or at % 16 or number(interleave) or number(promotion) not in range(4):
+            return INVALID_VALUE
+        size = MAP_ELEMENTS[found.element_type]
+        reach = sum((n - 1) * step for n, step in zip(found.sizes, (size, *found.steps), strict=True)) + size
+        if any(not 0 < n <= 2**32 for n in found.sizes) or any(step % 16 or not 0 < step < 2**40 for step in found.steps):
+            return INVALID_VALUE
+        if any(not 0 < n <= 256 for n in found.box) or tuple(every) != (1,) * count or not self._on_gpu(at, reach):
+            return INVALID_VALUE
+        if found.box[0] * size % 16 or found.box[0] * size > MAP_SPANS.get(found.swizzle, 0) or number(outside):
+            return INVALID_VALUE
+        value = len(self.maps).to_bytes(64, "little") + b"CUtensorMap".ljust(64, b"\0")
+        self.maps[value] = found
+        C.memmove(C.addressof(made._obj), value, 128)
+        return 0
+
+    def _behind_maps(self, values: Sequence[bytes]) -> set[int] | None:
+        """Which parameters are tensor maps, and their tensors' sizes and strides behind them; None if these are not what was encoded."""
+        found: set[int] = set()
+        for i, value in enumerate(values):
+            if len(value) != 128:
+                continue
+            if (made := self.maps.get(value)) is None:
+                return None
+            size = MAP_ELEMENTS[made.element_type]
+            strides = [1, *(step // size for step in made.steps)]
+            wanted = [n.to_bytes(4, "little") for n in reversed(made.sizes)] + [n.to_bytes(8, "little") for n in reversed(strides)]
+            if list(values[i + 1 : i + 1 + len(wanted)]) != wanted:
+                return None
+            found.update(range(i, i + 1 + len(wanted)))
+        return found
 
     def _run(self, launched: Launched) -> None:
         self.launched.append(launched)

@@ -17,6 +17,7 @@ from mlsdc.runtime.device.cuda import CudaDevice
 from mlsdc.runtime.device.cuda_driver import Driver
 from mlsdc.runtime.engine import Engine
 from mlsdc.runtime.manifest import KernelInfo
+from mlsdc.runtime.tensor_map import param_bytes, tiles_of
 from tests.gpu.fake_cuda import FakeCuda, Launched
 from tests.laws.proposers import Known
 
@@ -43,6 +44,7 @@ class Interpreted:
 
     def __call__(self, launched: Launched) -> None:
         from mlsdc.targets.interpret_worker import ELEMENTS
+        from mlsdc.targets.triton_interpreter import descriptor
 
         if self.sources[launched.entry].endswith(".cu"):
             self.host(self.kernels[launched.entry], launched)
@@ -50,9 +52,18 @@ class Interpreted:
         if launched.entry not in self.functions:
             self.functions[launched.entry] = self.load(self.artifact.path(self.sources[launched.entry]), launched.entry)
         args: list[Any] = []
-        for entry, value in zip(self.abi[launched.entry], launched.values, strict=True):
+        given = iter(launched.values)
+        for entry in self.abi[launched.entry]:
             type_ = entry.split(": ")[1]
+            value, *_ = (next(given) for _ in param_bytes(type_))
             if type_ == "null":
+                continue
+            if (tiles := tiles_of(type_)) is not None:
+                made = self.fake.maps[value]
+                data = self.torch.from_numpy(self.fake.block(made.address))
+                size = tiles.element_bytes
+                typed = data[: len(data) // size * size].view(ELEMENTS[tiles.dtype])
+                args.append(descriptor(typed, made.sizes[::-1], tiles))
                 continue
             if not type_.startswith("*"):
                 args.append(int.from_bytes(value, "little", signed=True))

@@ -16,8 +16,9 @@ from mlsdc.compiler.graph import Graph, Input, Weight
 from mlsdc.compiler.types import TensorType
 from mlsdc.runtime.program import FloatArg, InputArg, IntArg, Launch, PoolArg
 from mlsdc.runtime.step import INPUTS, Header, Limits, StepBuffers
+from mlsdc.runtime.tensor_map import tiles_of
 from mlsdc.targets.nvidia import NvidiaTarget, storage
-from mlsdc.targets.protocol import Call, Declined, Lowering, TempRef, ValueRef
+from mlsdc.targets.protocol import Call, Declined, Lowering, MapRef, TempRef, ValueRef
 from mlsdc.targets.triton_build import render
 
 Array = npt.NDArray[Any]
@@ -30,6 +31,12 @@ def as_bf16(data: Array) -> Any:
     import torch
 
     return torch.from_numpy(data[: len(data) // 2 * 2].view(np.int16)).view(torch.bfloat16)
+
+
+def torch_of(data: Array) -> Any:
+    import torch
+
+    return torch.from_numpy(data)
 
 
 def poisoned(size: int) -> Array:
@@ -92,6 +99,13 @@ class TritonMachine:
             match arg:
                 case ValueRef(name):
                     data = getattr(buffers, name).reshape(-1).view(np.uint8) if name in INPUTS else raw[name][GUARD:]
+                case MapRef(of, shape):
+                    from mlsdc.targets.triton_interpreter import descriptor
+
+                    tiles = tiles_of(type_)
+                    assert tiles is not None
+                    data = argument(of, f"*{tiles.dtype}")
+                    return descriptor(data if tiles.dtype == "bf16" else torch_of(data), shape, tiles)
                 case TempRef(name):
                     data = temps[name][GUARD:]
                 case InputArg(name):
