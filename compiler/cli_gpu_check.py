@@ -90,11 +90,13 @@ class GpuCheck:
         return kernels and needles and (self.numerics is None or self.numerics.passed)
 
     def to_json(self) -> dict[str, Any]:
+        """An error of what is no number is null: JSON has no infinity."""
         found = asdict(self) | {"passed": self.passed}
         for name in ("by_kernel", "needles"):
             for entry, one in zip(found[name], getattr(self, name), strict=True):
                 entry["passed"] = one.passed
-        return found
+        numbers: dict[str, Any] = finite(found)
+        return numbers
 
     def lines(self) -> Iterator[str]:
         driver = f"driver for CUDA {self.cuda // 1000}.{self.cuda % 1000 // 10}"
@@ -124,6 +126,18 @@ class GpuCheck:
             share = f"{kernel.of_copy:.0%}" if kernel.of_copy else ""
             yield f"{kernel.us:9.1f}{kernel.launches:10}{kernel.bytes / 1e6:9.1f}{share:>9}  {kernel.kernel}"
         yield from self.notes
+
+
+def finite(value: Any) -> Any:
+    """The same with None for every float that is no number."""
+    match value:
+        case float():
+            return value if np.isfinite(value) else None
+        case dict():
+            return {key: finite(one) for key, one in value.items()}
+        case list():
+            return [finite(one) for one in value]
+    return value
 
 
 class GpuRig(Rig):

@@ -29,14 +29,16 @@ from tests.gpu.interpret_levels import HEADS, levels_of, record, without_cubins,
 from tests.gpu.tiny import config
 from tests.heads.tiny import write_heads
 
-FORMATS = ("bf16", "int8", "fp8", "int8n", "int4-token", "int4", "int3", "int2", "int8/int4-token", "fp8/int4+skip", "int8n/int3",
-           "int8+window", "int4+window")
+FORMATS = ("bf16", "int8", "fp8", "int8n", "int4-token", "int4", "int3", "int2", "fp8/int4+skip", "int4+window", "int8/int4-token",
+           "int8n/int3", "int8+window")
+GROUPED = {"int4", "int3", "int2"}
 KINDS: Mapping[str, tuple[str, ...]] = {  # levels that draft for a request; cheapest first, each judges those before it
-    "counts": ("counts",), "medusa": ("medusa",), "eagle": ("eagle",), "eagle3": ("eagle3",), "model": ("small",), "twin": ("twin",),
-    "exit": ("first",), "no exit": ("bare",), "high": ("high",), "merged": ("counts", "medusa", "eagle", "eagle3"),
-    "stacked": ("counts", "small", "first"), "all": ("counts", "medusa", "eagle", "eagle3", "small", "first", "bare", "high", "twin"),
+    "counts": ("counts",), "medusa": ("medusa",), "eagle": ("eagle",), "eagle3": ("eagle3",), "model": ("twin",), "exit": ("first",),
+    "no exit": ("bare",), "high": ("high",), "merged": ("counts", "medusa", "eagle", "eagle3"), "stacked": ("counts", "twin", "first"),
+    "all": ("counts", "medusa", "eagle", "eagle3", "twin", "first", "bare", "high"),
 }
-STEPS = 3  # that draft: from the prompt, from what the first one committed, from what was committed in the middle of that
+STEPS = 2  # that draft: from the prompt, and from what the first one committed, a part of its tree
+NODES = 4  # of a level's tree: rows are what the interpreter takes its time for
 SHARP = 3.0  # times the heads' weights: a random model is sure of nothing, and its trees are flat
 LIMITS = {"max_model_len": 224, "max_num_seqs": len(KINDS), "max_num_batched_tokens": 96, "max_logit_rows": 96}
 Tree = tuple[tuple[int, ...], tuple[int, ...]]
@@ -59,8 +61,8 @@ class Cache:
 
     def of_target(self) -> dict[str, Any]:
         keys, values = self.halves
-        grouped = {keys, values} & {"int4", "int3", "int2", "int8n"}
-        return {"keys": keys, "values": values, "page_size": 32 if grouped else 16, "skip_layers": [0] if "skip" in self.name else [],
+        page_size = 32 if (GROUPED | {"int8n"}) & {keys, values} else 16
+        return {"keys": keys, "values": values, "page_size": page_size, "skip_layers": [0] if "skip" in self.name else [],
                 **({"eviction": {"kind": "window", "budget": 128, "sinks": 4}} if self.windowed else {})}
 
     def of_model(self) -> dict[str, Any]:
@@ -68,11 +70,12 @@ class Cache:
         return {"keys": keys, "values": values, **({"window": 64, "sinks": 4} if self.windowed else {})}
 
     def prompts(self) -> list[list[int]]:
-        """One a kind. Their common beginning ends where a prefix can be reused, groups of grouped formats are full there and a window is
-        left; what holds hidden states of its own (`merged`) gets a prompt that nobody else has."""
-        text = (b"one two one two, three and four five one two " * 4)[: 160 if self.windowed else 96]
-        own = list(b"zz, one two three one two and one two four")
-        return [own if kind == "merged" else [*text, 97 + i] for i, kind in enumerate(KINDS)]
+        """One a kind. The common beginning of most ends where a prefix can be reused; groups of grouped formats are full there, and a window
+        is left. Where several levels begin, the prompt is short and nobody else's: heads get the target's hidden states of all of it."""
+        keys, values = self.halves
+        length = 160 if self.windowed else 96 if GROUPED & {keys, values} else 32
+        text, own = (b"one two one two, three and four five one two " * 4)[:length], b"one two three one two"
+        return [[i, *own] if len(levels) > 1 else [*text, 97 + i] for i, levels in enumerate(KINDS.values())]
 
 
 @dataclass(frozen=True)
@@ -106,13 +109,13 @@ def compile_format(cache: Cache, folder: Path, output: Path) -> None:
     """An artifact for h100 and this CPU with all levels; `folder` has the checkpoints."""
     import numpy as np
 
-    level = levels_of(folder, cache.of_model())
+    level = {name: {**item, "max_nodes": NODES} for name, item in levels_of(folder, cache.of_model()).items()}
     draft, hidden = HEADS["eagle3"].shapes()["lm_head"]
     head = np.random.default_rng(1).standard_normal((draft, hidden)) * SHARP / hidden ** 0.5
     write_heads(folder / "eagle3.safetensors", HEADS["eagle3"], lm_head=head)
-    merge = {"merge": [level[name] for name in KINDS["merged"]], "max_nodes": 8}
+    merge = {"merge": [level[name] for name in KINDS["merged"]], "max_nodes": 2 * NODES}
     high = [level["high"]] if cache.halves[0] == "int8n" else []
-    above = [level["small"], level["first"], level["bare"], *high, {**level["twin"], "context": LIMITS["max_model_len"]}]
+    above = [{**level["twin"], "context": LIMITS["max_model_len"]}, level["first"], level["bare"], *high]
     raw = config(folder / "model", "h100,cpu", weights="bf16", kv=cache.of_target())
     with without_cubins():
         compile_model({**raw, "cascade": [merge, *above], "memory": {"kv_pool": "16MiB"}, "limits": LIMITS}, output)

@@ -114,8 +114,13 @@ def record(level: Level, trees: list[tuple[tuple[int, ...], tuple[int, ...]]]) -
     """What the level proposes from now on goes to `trees`, too."""
     at_once, rounds, above = level.propose_all, level.propose_rounds, getattr(level, "propose_above", None)
 
+    last: list[Tree] = []
+
     def keep(found: list[Tree]) -> list[Tree]:
-        trees.extend((tuple(tree.tokens), tuple(tree.parents)) for tree in found)
+        nonlocal last
+        if found is not last:  # one way to propose may be by another
+            trees.extend((tuple(tree.tokens), tuple(tree.parents)) for tree in found)
+        last = found
         return found
 
     def in_rounds(states: Sequence[LevelState], budgets: Sequence[int]) -> Rounds[list[Tree]]:
