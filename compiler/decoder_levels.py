@@ -46,6 +46,7 @@ def model_level(config: Config, path: str, level: ModelConfig, target: ModelSour
     if ids is not None:
         params["d2t"] = f"heads/{level.name}.d2t"
         files[params["d2t"]] = np.ascontiguousarray(ids, "<i4").tobytes()
+        params["widths"] = {"draft_ids": len(ids)}
     return LevelParts({"draft": captured.graph}, captured.weights, params, files)
 
 
@@ -97,7 +98,7 @@ def self_level(level: SelfConfig, file: HeadFile | None, graph: Graph, weights: 
     if file is None:
         return LevelParts({"draft": renamed(graph)}, weights, params)
     assert isinstance(file.config, MedusaConfig)
-    params |= {"draft_vocab": file.config.draft_vocab, "d2t": f"heads/{level.name}.d2t"}
+    params |= {"draft_vocab": file.config.draft_vocab, "d2t": f"heads/{level.name}.d2t", "widths": {"draft_ids": len(file.d2t)}}
     files = {params["d2t"]: np.ascontiguousarray(file.d2t, "<i4").tobytes()}
     return LevelParts({"draft": renamed(graph)}, HeadWeights(file, weights), params, files)
 

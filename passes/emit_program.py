@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from functools import partial
 
 from mlsdc.compiler.errors import CompileError
@@ -10,7 +11,8 @@ from mlsdc.compiler.graph import Graph, Input, Weight
 from mlsdc.compiler.types import Dim, DType, TensorType
 from mlsdc.passes.plan_buffers import plan_buffers
 from mlsdc.passes.select_kernels import select_kernels
-from mlsdc.runtime.program import ArenaArg, Arg, InputArg, Launch, Mapped, ProgramSpec, Tap, TensorMapArg, WeightArg
+from mlsdc.runtime.levels.grown import PROGRAM
+from mlsdc.runtime.program import ArenaArg, Arg, InputArg, IntArg, Launch, Mapped, ProgramSpec, Tap, TensorMapArg, WeightArg
 from mlsdc.runtime.step import INPUTS
 from mlsdc.targets.protocol import Call, CallArg, KernelSpec, Lowering, MapRef, Target, TempRef, ValueRef
 
@@ -63,6 +65,15 @@ def emit_lowering(lowering: Lowering, name: str, level: str) -> tuple[ProgramSpe
     """A program that is one lowering over step inputs and the pool only (`commit`)."""
     launches = [launch(name, call, _no_values) for call in lowering.calls]
     return ProgramSpec(name, level, 0, tuple(launches), {}), tuple({call.spec.key: call.spec for call in lowering.calls}.values())
+
+
+def emit_trees(draft: ProgramSpec, grow: Call, rounds: int) -> tuple[ProgramSpec, tuple[KernelSpec, ...]]:
+    """The rounds of a level's `draft`, each followed by a launch that makes the next round's rows (runtime/levels/grown.py)."""
+    launches: list[Launch] = []
+    for at in range(rounds):
+        call = replace(grow, args=(*grow.args, IntArg(at), IntArg(rounds)))
+        launches += (*draft.launches, launch(PROGRAM, call, _no_values))
+    return ProgramSpec(PROGRAM, draft.level, draft.arena_bytes, tuple(launches), {}), (grow.spec,)
 
 
 def launch(node: str, call: Call, resolve: Callable[[CallArg], Arg]) -> Launch:

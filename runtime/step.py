@@ -45,9 +45,10 @@ class Header(enum.IntEnum):
     COMMITS = 3
     WORK = 4
     GROUPS = 5
+    LATER = 6  # of a list that grows trees: rows of each round after the first, at most
 
 
-ROWS, SEQS, OUT, COMMITS, WORK, GROUPS = map(int, Header)  # for every step: looking up a member of an enum takes a microsecond
+ROWS, SEQS, OUT, COMMITS, WORK, GROUPS, LATER = map(int, Header)  # for every step: looking up a member of an enum takes a microsecond
 
 
 @dataclass(frozen=True)
@@ -109,8 +110,13 @@ INPUTS: dict[str, tuple[str, str]] = {
     "group_first": ("i4", "groups"),  # position of the page's first token
     "features": ("f4", "rows x features"),  # a head's: hidden states that its rows start from
     "taps": ("f4", "rows x taps"),  # a head's: the target's hidden states of several layers, which become features
+    "growth": ("f8", "seqs x growth"),  # how each sequence's tree grows on the device (runtime/levels/grown.py)
+    "draft_ids": ("i4", "ids"),  # kept: the target's token of each draft token, where they differ
+    "nodes": ("i8", "seqs x nodes"),  # kept: what a tree has so far
+    "rows_hidden": ("f4", "seqs x hidden"),  # kept: hidden states of its rows, by scratch slot
+    "grown": ("i4", "seqs x grown"),  # result: the tree
 }
-KEPT = frozenset({"followed"})  # neither brought to the device by a step nor taken from it
+KEPT = frozenset({"followed", "draft_ids", "nodes", "rows_hidden"})  # neither brought to the device by a step nor taken from it
 
 
 def mask_words(vocab_size: int) -> int:
@@ -187,9 +193,14 @@ class StepBuffers:
     group_first: Array
     features: Array
     taps: Array
+    growth: Array
+    draft_ids: Array
+    nodes: Array
+    rows_hidden: Array
+    grown: Array
 
     def __init__(self, limits: Limits, page_size: int, widths: Mapping[str, int] | None = None, tail: Tail | None = None) -> None:
-        """`widths`: columns of `features`, `taps` and `masks`, where the level has such inputs; `tail`: of a grouped cache format."""
+        """`widths`: columns of inputs that not every level has; `tail`: of a grouped cache format."""
         if limits.max_tree_nodes >= SCRATCH_SLOTS:
             raise CapacityError(f"limits.max_tree_nodes: {limits.max_tree_nodes}, at most {SCRATCH_SLOTS - 1}")
         self.limits = limits
@@ -233,5 +244,7 @@ def input_shape(name: str, limits: Limits, page_size: int, widths: Mapping[str, 
         "commits": (limits.max_num_batched_tokens,),
         "rows x features": (limits.max_num_batched_tokens, widths.get("features", 0)),
         "rows x taps": (limits.max_num_batched_tokens, widths.get("taps", 0)),
+        "ids": (widths.get("draft_ids", 0),),
+        **{f"seqs x {name}": (limits.max_num_seqs, widths.get(name, 0)) for name in ("growth", "nodes", "hidden", "grown")},
     }
     return counts[INPUTS[name][1]]

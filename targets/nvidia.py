@@ -15,16 +15,17 @@ import numpy.typing as npt
 
 from mlsdc.compiler.errors import CompileError
 from mlsdc.compiler.graph import Graph, Node
+from mlsdc.compiler.module import LevelModule
 from mlsdc.compiler.ops import Op
 from mlsdc.compiler.quantise import F8, Q4, Q8
 from mlsdc.compiler.types import GROUP, Dim, DType, TensorType, Type
 from mlsdc.runtime.kv_format import KvGeometry, to_bf16
 from mlsdc.runtime.manifest import TargetInfo
-from mlsdc.runtime.program import Tap
+from mlsdc.runtime.program import ProgramSpec, Tap
 from mlsdc.runtime.step import Limits
 from mlsdc.targets.hardware import GPUS, Gpu
 from mlsdc.targets.nvidia_layout import f8_bytes, pack_f8, pack_q4, pack_q8, packed_bytes
-from mlsdc.targets.protocol import Declined, KernelSpec, Lowering, Target
+from mlsdc.targets.protocol import Call, Declined, KernelSpec, Lowering, Target
 from mlsdc.targets.values import whole
 
 T = TypeVar("T", bound=Op)
@@ -100,6 +101,11 @@ class NvidiaTarget(Target):
         from mlsdc.targets.nvidia_ahead import follow_lowering
 
         return follow_lowering()
+
+    def grow(self, level: LevelModule, draft: ProgramSpec, vocab_size: int) -> Call | None:
+        from mlsdc.targets.nvidia_grow import grow_call
+
+        return grow_call(level, draft, self.limits, vocab_size)
 
     def level_functions(self, kind: str, params: Mapping[str, Any]) -> Sequence[KernelSpec]:
         """None: counting levels run on the host, in Python where the artifact has no code for it."""

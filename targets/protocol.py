@@ -16,11 +16,12 @@ import numpy.typing as npt
 
 from mlsdc.compiler.errors import CompileError
 from mlsdc.compiler.graph import Graph, Node
+from mlsdc.compiler.module import LevelModule
 from mlsdc.compiler.quantise import F8, Q4, Q8
 from mlsdc.compiler.types import Type
 from mlsdc.runtime.kv_format import KvGeometry
 from mlsdc.runtime.manifest import TargetInfo
-from mlsdc.runtime.program import Arg, Tap
+from mlsdc.runtime.program import Arg, ProgramSpec, Tap
 
 
 class TemplateParams(Protocol):
@@ -161,6 +162,11 @@ class Target(ABC):
         if kind == "ngram":
             raise CompileError(f"target {self.name} has no functions for a level of kind '{kind}' yet")
         return ()
+
+    def grow(self, level: LevelModule, draft: ProgramSpec, vocab_size: int) -> Call | None:
+        """The launch after each round of a level whose trees grow on the device, for the results of its `draft`; its last two arguments,
+        the round and how many there are, are not among them. None: they grow on the host."""
+        return None
 
     @abstractmethod
     def packed_bytes(self, type_: Type) -> int:

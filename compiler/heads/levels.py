@@ -70,7 +70,7 @@ def head_level(file: HeadFile, level: HeadsConfig, graph: Graph, weights: Weight
     c = file.config
     lent = lent_names(graph)
     params: dict[str, Any] = {"taps": list(c.taps), "tap_width": c.target_hidden * len(c.taps), "d2t": f"heads/{level.name}.d2t"}
-    params["widths"] = {"features": c.hidden_size} | ({"taps": params["tap_width"]} if fuses(c) else {})
+    params["widths"] = {"features": c.hidden_size, "draft_ids": len(file.d2t)} | ({"taps": params["tap_width"]} if fuses(c) else {})
     if isinstance(c, MedusaConfig):
         params["depth"] = min(level.depth, c.num_heads)
     files = {params["d2t"]: np.ascontiguousarray(file.d2t, "<i4").tobytes()}

@@ -113,6 +113,11 @@ class LevelMemory(ABC):
     def write_page(self, page: int, data: Array) -> None:
         """Set a page's bytes (copy-on-write, poisoning of free pages in tests)."""
 
+    def bring(self, name: str) -> None:
+        """Make what the host has written into a kept step input (step.KEPT) the device's, where that is another memory. No step may be
+        running."""
+        return
+
     def copy_page(self, source: int, target: int) -> None:
         """At once; no step may be running."""
         self.write_page(target, self.read_page(source))

@@ -7,6 +7,7 @@ from typing import Any
 
 from mlsdc.runtime.artifact import Artifact
 from mlsdc.runtime.errors import ArtifactError
+from mlsdc.runtime.levels.grown import grown_widths
 from mlsdc.runtime.manifest import LevelInfo
 from mlsdc.runtime.program import InputArg, ProgramSpec
 from mlsdc.runtime.step import Array, StepBuffers, mask_words
@@ -25,9 +26,13 @@ def level_info(artifact: Artifact, level: str) -> LevelInfo:
 
 def input_widths(params: Mapping[str, Any], specs: Iterable[ProgramSpec], vocab_size: int) -> dict[str, int]:
     """Widths of the step inputs that not every level has."""
-    widths = dict(params.get("widths") or {})
-    if any(arg == InputArg("masks") for spec in specs for launch in spec.launches for arg in launch.args):
+    given: Mapping[str, int] = params.get("widths") or {}
+    used = {arg.input for spec in specs for launch in spec.launches for arg in launch.args if isinstance(arg, InputArg)}
+    widths = {name: width for name, width in given.items() if name != "draft_ids" or name in used}
+    if "masks" in used:
         widths["masks"] = mask_words(vocab_size)
+    if "growth" in used:
+        widths |= grown_widths(given, "rows_hidden" in used)
     return widths
 
 

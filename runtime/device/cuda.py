@@ -238,7 +238,7 @@ class CudaLevel(LevelMemory):
         self.programs: dict[str, BoundProgram] = {}
         results = {name for spec in specs.values() for name in spec.taps}
         read = {name: results & used_inputs([spec]) for name, spec in specs.items()}
-        for name in sorted(specs, key=lambda name: not read[name]):  # those that are fed come first
+        for name in sorted(specs, key=lambda name: (not read[name], name)):  # those that are fed come first, `trees` the last of them
             self.programs[name] = program = KINDS.get(name, CudaProgram)(self, specs[name])
             self.feeds |= dict.fromkeys(read[name], program)
 
@@ -253,6 +253,11 @@ class CudaLevel(LevelMemory):
         shared: Mapping[str, str] = info.params.get("shared") or {}
         target = self.device.weights.get(self.device.artifact.manifest.target_level.name, {})
         return {name: target[of] for name, of in shared.items()}
+
+    def bring(self, name: str) -> None:
+        self.device.use()
+        self.device.synchronise()
+        self.device.upload(self.inputs + self.places[name], getattr(self.buffers, name))
 
     def read_page(self, page: int) -> Array:
         self.device.use()

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from mlsdc.runtime.device.cuda import CudaDevice, CudaLevel, Kernel
 
 ALIGNMENT = 256
-RESULTS = ("choices", "logprob_ids", "logprobs")  # step inputs that programs write
+RESULTS = ("choices", "logprob_ids", "logprobs", "grown")  # step inputs that programs write
 SPARSE = {"bias_ids": record.NUM_BIAS, "bias": record.NUM_BIAS, "ban_ids": record.NUM_BANS, "seen_ids": record.NUM_SEEN,
           "seen_counts": record.NUM_SEEN}  # of a sequence only the first entries are used, as many as this word of its record says
 
@@ -259,7 +259,8 @@ class CudaProgram(BoundProgram):
     def _bucket(self) -> tuple[int, ...]:
         """The smallest bucket that holds the step."""
         header = self.level.buffers.header
-        wanted = [int(header[Header[name]]) for name in self.counts]
+        later = int(header[Header.LATER])
+        wanted = [max(int(header[Header[name]]), later if name in ("ROWS", "OUT") else 0) for name in self.counts]
         return min((b for b in self._graphs if all(size >= want for size, want in zip(b, wanted, strict=True))), default=max(self._graphs))
 
     def _capture(self, bucket: tuple[int, ...]) -> C.c_void_p:

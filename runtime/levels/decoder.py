@@ -17,7 +17,7 @@ from mlsdc.runtime.errors import ArtifactError
 from mlsdc.runtime.kv_pool import KvPool, PageTable
 from mlsdc.runtime.levels.base import LevelState, Rounds, Verifier, finished
 from mlsdc.runtime.levels.coupling import Draws, coupled
-from mlsdc.runtime.levels.growing import GrowingLevel, Growth, draft_ids, log_guesses
+from mlsdc.runtime.levels.growing import GrowingLevel, Growth, Row, draft_ids, log_guesses
 from mlsdc.runtime.manifest import LevelInfo
 from mlsdc.runtime.step import Array
 from mlsdc.runtime.tree import EMPTY, Tree
@@ -56,15 +56,24 @@ class DecoderLevel(GrowingLevel, Verifier):
         for start in range(0, len(able), most):
             part = able[start : start + most]
             wanted = [min(budgets[i], self.max_nodes) for i in part]
-            growths = yield from self.begin([states[i] for i in part], wanted, [below[i] for i in part])
-            yield from self.grow(growths, self.depth - 1)
-            for i, growth in zip(part, growths, strict=True):
-                found[i] = growth.tree(self.index)
+            trees = None
+            if not any(below[i] for i in part):
+                trees = yield from self.grown_there([states[i] for i in part], wanted)
+            if trees is None:
+                growths = yield from self.begin([states[i] for i in part], wanted, [below[i] for i in part])
+                yield from self.grow(growths, self.depth - 1)
+                trees = [growth.tree(self.index) for growth in growths]
+            for i, tree in zip(part, trees, strict=True):
+                found[i] = tree
         return found
 
     @abstractmethod
     def ready(self, state: LevelState) -> bool:
         """Whether the request can draft now; its pages are there then."""
+
+    @abstractmethod
+    def grown_there(self, states: Sequence[LevelState], budgets: Sequence[int]) -> Rounds[list[Tree] | None]:
+        """Trees that the device grew; None: it does not grow these."""
 
     @abstractmethod
     def begin(self, states: Sequence[LevelState], budgets: Sequence[int], below: Sequence[Tree]) -> Rounds[list[Growth]]:
@@ -104,13 +113,26 @@ class SelfLevel(DecoderLevel):
         return isinstance(state, SelfState) and state.last >= 0 and bool(state.table.scratch) and bool(state.table.pages)
 
     def begin(self, states: Sequence[LevelState], budgets: Sequence[int], below: Sequence[Tree]) -> Rounds[list[Growth]]:
+        growths, lasts = self._growths(states, budgets)
+        yield from self.judge(growths, below, lasts)
+        return growths
+
+    def grown_there(self, states: Sequence[LevelState], budgets: Sequence[int]) -> Rounds[list[Tree] | None]:
+        if not self.grows_there(len(states), len(states)):
+            return None
+        growths, lasts = self._growths(states, budgets)
+        _, turns = self.write([(growth, [Row(last, 0, None)]) for growth, last in zip(growths, lasts, strict=True)])
+        trees = yield from self.grown(growths, turns, lasts, len(growths))
+        return trees
+
+    def _growths(self, states: Sequence[LevelState], budgets: Sequence[int]) -> tuple[list[Growth], list[int]]:
+        """Trees with nothing in them, and the last tokens, which become the first rows in scratch."""
         growths, lasts = [], []
         for state, budget in zip(states, budgets, strict=True):
             assert isinstance(state, SelfState)
             growths.append(Growth(state.table, state.computed, budget, root=1, draw=state.drawn, shift=1))
             lasts.append(state.last)
-        yield from self.judge(growths, below, lasts)
-        return growths
+        return growths, lasts
 
 
 class ModelState(LevelState):
@@ -186,12 +208,50 @@ class ModelLevel(DecoderLevel):
     def begin(self, states: Sequence[LevelState], budgets: Sequence[int], below: Sequence[Tree]) -> Rounds[list[Growth]]:
         owners = [state for state in states if isinstance(state, ModelState)]
         lasts = yield from self._catch_up(owners)
-        growths = [Growth(state.table, len(state.tokens) - state.base, budget, draw=state.drawn, shift=state.base + 1)
-                   for state, budget in zip(owners, budgets, strict=True)]
+        growths = self._growths(owners, budgets)
         for growth, (logp, tokens) in zip(growths, lasts, strict=True):
             growth.add(-1, logp, tokens, None, 0, self.log_floor)
         yield from self.judge(growths, below)
         return growths
+
+    def _growths(self, states: Sequence[ModelState], budgets: Sequence[int]) -> list[Growth]:
+        return [Growth(state.table, len(state.tokens) - state.base, budget, draw=state.drawn, shift=state.base + 1)
+                for state, budget in zip(states, budgets, strict=True)]
+
+    def grown_there(self, states: Sequence[LevelState], budgets: Sequence[int]) -> Rounds[list[Tree] | None]:
+        owners = [state for state in states if isinstance(state, ModelState)]
+        for state in owners:
+            state.fed = min(state.fed, len(state.tokens) - 1)
+        if not self.grows_there(len(owners), sum(len(state.tokens) - state.fed for state in owners)):
+            return None
+        part, rows = self._write_committed(owners)
+        lasts = [int(self.spoken(state.tokens[-1:])[0]) for state in owners]
+        growths = self._growths(owners, budgets)
+        trees = yield from self.grown(growths, [len(state.tokens) for state in owners], lasts, rows)
+        for state, count in part:
+            state.fed += count
+            self.pool.trim(state.table, state.fed - state.base)
+        return trees
+
+    def _write_committed(self, states: Sequence[ModelState]) -> tuple[list[tuple[ModelState, int]], int]:
+        """Rows of tokens without keys, as many as there is room for: of which requests how many, and all of them together."""
+        at = 0
+        part: list[tuple[ModelState, int]] = []
+        for state in states:
+            count = min(len(state.tokens) - state.fed, self.most_rows - at)
+            if count <= 0:
+                continue
+            end, first = at + count, state.fed - state.base
+            self.pool.slide(state.table, first, first + count)
+            self.buffers.tokens[at:end] = self.spoken(state.tokens[state.fed : state.fed + count])
+            self.buffers.positions[at:end] = range(first, first + count)
+            self.buffers.row_slot[at:end] = -1
+            self.buffers.ancestors[at:end] = 0
+            self.sequence(len(part), state.table, at, count, first)
+            self.buffers.out_rows[len(part)] = end - 1
+            part.append((state, count))
+            at = end
+        return part, at
 
     def _catch_up(self, states: Sequence[ModelState]) -> Rounds[list[tuple[Array, Array]]]:
         """Rows of all tokens without keys, the last token's at least; each request's guesses after its last token."""
@@ -199,22 +259,7 @@ class ModelLevel(DecoderLevel):
         for state in states:
             state.fed = min(state.fed, len(state.tokens) - 1)
         while len(lasts) < len(states):
-            at = 0
-            part: list[tuple[ModelState, int]] = []
-            for state in states:
-                count = min(len(state.tokens) - state.fed, self.most_rows - at)
-                if id(state) in lasts or count <= 0:
-                    continue
-                end, first = at + count, state.fed - state.base
-                self.pool.slide(state.table, first, first + count)
-                self.buffers.tokens[at:end] = self.spoken(state.tokens[state.fed : state.fed + count])
-                self.buffers.positions[at:end] = range(first, first + count)
-                self.buffers.row_slot[at:end] = -1
-                self.buffers.ancestors[at:end] = 0
-                self.sequence(len(part), state.table, at, count, first)
-                self.buffers.out_rows[len(part)] = end - 1
-                part.append((state, count))
-                at = end
+            part, at = self._write_committed([state for state in states if id(state) not in lasts])
             self.begin_run(at, len(part), len(part))
             yield
             self.program.finish()

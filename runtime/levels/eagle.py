@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mlsdc.runtime.device.base import LevelMemory
+from mlsdc.runtime.device.base import BoundProgram, LevelMemory
 from mlsdc.runtime.errors import ArtifactError
 from mlsdc.runtime.kv_pool import KvPool, PageTable
 from mlsdc.runtime.levels.base import LevelState, Rounds
@@ -52,31 +52,48 @@ class EagleLevel(HeadLevel, GrowingLevel):
     has_features = True
 
     def bind(self, memory: LevelMemory, target: LevelMemory, pool: KvPool | None) -> None:
+        self.ids = self.d2t
         HeadLevel.bind(self, memory, target, pool)
         GrowingLevel.bind(self, memory, target, pool)
         if pool is None:
             raise ArtifactError(f"level '{self.name}': has no pages for its keys and values; compile again")
         self.fuse = memory.programs.get("fuse")
-        self.ids = self.d2t
         self.context = memory.buffers.limits.max_model_len
 
     def start(self) -> LevelState:
         return EagleState(self)
 
     def draft(self, states: Sequence[HeadState], budgets: Sequence[int]) -> Rounds[list[Tree]]:
-        growths: dict[int, Growth] = {}
+        trees: dict[int, Tree] = {}
         able = [(state, budget) for state, budget in zip(states, budgets, strict=True)
                 if isinstance(state, EagleState) and self._room(state)]
         most = self.buffers.limits.max_num_seqs
         for start in range(0, len(able), most):
             part = able[start : start + most]
+            for state, _ in part:  # once drafted, a last row is made again where nothing is new: its keys are the same bytes
+                state.fed = min(state.fed, state.kept_to - 1)
+            if self.grows_there(len(part), sum(state.kept_to - state.fed for state, _ in part)):
+                trees |= yield from self._grown_there(part)
+                continue
             lasts = yield from self._catch_up([state for state, _ in part])
             grown = [Growth(state.table, state.fed - state.base, budget, draw=state.drawn, shift=state.base + 2) for state, budget in part]
             for growth, (logp, tokens, feature) in zip(grown, lasts, strict=True):
                 growth.add(-1, logp, tokens, feature, 0, self.log_floor)
             yield from self.grow(grown, self.depth - 1)
-            growths |= {id(state): growth for (state, _), growth in zip(part, grown, strict=True)}
-        return [growths[id(state)].tree(self.index) if id(state) in growths else EMPTY for state in states]
+            trees |= {id(state): growth.tree(self.index) for (state, _), growth in zip(part, grown, strict=True)}
+        return [trees.get(id(state), EMPTY) for state in states]
+
+    def _grown_there(self, part: Sequence[tuple[EagleState, int]]) -> Rounds[dict[int, Tree]]:
+        """The device's trees, by id of the state."""
+        assert self.trees is not None
+        work, rows = self._write_committed([state for state, _ in part], self.trees)
+        growths = []
+        for (state, _, count), (_, budget) in zip(work, part, strict=True):
+            state.fed += count
+            growths.append(Growth(state.table, state.fed - state.base, budget, draw=state.drawn, shift=state.base + 2))
+        lasts = [state.tokens[state.fed] for state, _ in part]
+        trees = yield from self.grown(growths, [state.fed + 1 for state, _ in part], lasts, rows)
+        return {id(state): tree for (state, _), tree in zip(part, trees, strict=True)}
 
     def _room(self, state: EagleState) -> bool:
         """Pages for the request's rows; a context that has become too long, or whose next hidden state is gone, begins anew."""
@@ -86,35 +103,38 @@ class EagleLevel(HeadLevel, GrowingLevel):
         state.table, held = self.pool.hold(state.table, state.kept_to - state.base, scratch)
         return held
 
+    def _write_committed(self, states: Sequence[EagleState], program: BoundProgram) -> tuple[list[tuple[EagleState, int, int]], int]:
+        """Rows of what was committed since, for `program`, as many as there is room for: (state, its first row, rows), and all rows."""
+        row = 0
+        part: list[tuple[EagleState, int, int]] = []
+        for state in states:
+            count = min(state.kept_to - state.fed, self.most_rows - row)
+            if count > 0:
+                part.append((state, row, count))
+                row += count
+        if self.fuse is not None:
+            for state, first, count in part:
+                self.buffers.taps[first : first + count] = state.hidden(state.fed, state.fed + count)
+            self.buffers.header[Header.ROWS] = row
+            if not self.fuse.feed(program, "features"):
+                self.buffers.features[:row] = self.fuse.tap("features")[:row]
+        for seq, (state, first, count) in enumerate(part):
+            if self.fuse is None:
+                self.buffers.features[first : first + count] = state.hidden(state.fed, state.fed + count)
+            end = first + count
+            self.buffers.tokens[first:end] = state.tokens[state.fed + 1 : state.fed + count + 1]
+            self.buffers.positions[first:end] = range(state.fed - state.base, state.fed - state.base + count)
+            self.buffers.row_slot[first:end] = -1
+            self.buffers.ancestors[first:end] = 0
+            self.sequence(seq, state.table, first, count, state.fed - state.base)
+            self.buffers.out_rows[seq] = end - 1
+        return part, row
+
     def _catch_up(self, states: Sequence[EagleState]) -> Rounds[list[tuple[Array, Array, Array]]]:
         """Rows of what was committed since; of each request's last row: log probabilities, tokens, hidden state."""
         lasts: dict[int, tuple[Array, Array, Array]] = {}
-        for state in states:  # once drafted, a last row is made again where nothing is new: its keys are the same bytes
-            state.fed = min(state.fed, state.kept_to - 1)
         while len(lasts) < len(states):
-            row, part = 0, []
-            for state in states:
-                count = min(state.kept_to - state.fed, self.most_rows - row)
-                if id(state) in lasts or count <= 0:
-                    continue
-                part.append((state, row, count))
-                row += count
-            if self.fuse is not None:
-                for state, first, count in part:
-                    self.buffers.taps[first : first + count] = state.hidden(state.fed, state.fed + count)
-                self.buffers.header[Header.ROWS] = row
-                if not self.fuse.feed(self.program, "features"):
-                    self.buffers.features[:row] = self.fuse.tap("features")[:row]
-            for seq, (state, first, count) in enumerate(part):
-                if self.fuse is None:
-                    self.buffers.features[first : first + count] = state.hidden(state.fed, state.fed + count)
-                end = first + count
-                self.buffers.tokens[first:end] = state.tokens[state.fed + 1 : state.fed + count + 1]
-                self.buffers.positions[first:end] = range(state.fed - state.base, state.fed - state.base + count)
-                self.buffers.row_slot[first:end] = -1
-                self.buffers.ancestors[first:end] = 0
-                self.sequence(seq, state.table, first, count, state.fed - state.base)
-                self.buffers.out_rows[seq] = end - 1
+            part, row = self._write_committed([state for state in states if id(state) not in lasts], self.program)
             self.begin_run(row, len(part), len(part))
             yield
             self.program.finish()

@@ -1,6 +1,7 @@
 """Trees that grow row by row: the likeliest nodes become rows of a level's program, whose guesses become new nodes, round after round.
 
-A row's keys go to a scratch slot of its sequence, and it reads those of its ancestors (law L3); nothing of it is kept.
+A row's keys go to a scratch slot of its sequence, and it reads those of its ancestors (law L3); nothing of it is kept. Where the artifact
+has a launch list for it, all rounds run on the device (grown.py).
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ from mlsdc.runtime.errors import ArtifactError
 from mlsdc.runtime.kv_pool import KvPool, PageTable
 from mlsdc.runtime.levels.base import Level, Rounds
 from mlsdc.runtime.levels.coupling import Draw, Draws, coupled
+from mlsdc.runtime.levels.grown import PROGRAM, SPREAD, Growing, read_tree, write_record
 from mlsdc.runtime.manifest import LevelInfo
 from mlsdc.runtime.step import Array, Header
 from mlsdc.runtime.tree import EMPTY, Tree
 
-SPREAD = 8  # rows of a request in one round: a tile
 NEVER = -1e30  # the log probability of what is not looked at
 EXPANDED = 0.08  # a node less likely than this gets no children: the controller would hardly ever send one, and every round is a run
 
@@ -142,6 +143,10 @@ class GrowingLevel(Level):
         size = memory.buffers.page_size if tail is None else tail.page_size
         self.most_rows = min(limits.max_num_batched_tokens, limits.max_logit_rows)
         self.most_slots = min(64, limits.scratch_pages(size) * size)
+        self.trees = memory.programs.get(PROGRAM)
+        if self.ids is not None and memory.buffers.draft_ids.size:
+            memory.buffers.draft_ids[:] = self.ids
+            memory.bring("draft_ids")
 
     def spoken(self, tokens: Sequence[int]) -> Sequence[int] | Array:
         """The target's tokens in the level's own numbers."""
@@ -150,6 +155,26 @@ class GrowingLevel(Level):
     @property
     def log_floor(self) -> float:
         return float(np.log(self.floor)) if self.floor > 0 else NEVER
+
+    def grows_there(self, requests: int, rows: int) -> bool:
+        """Whether the device grows these requests' trees, whose first round has so many rows. Not while somebody watches the draws."""
+        return self.trees is not None and max(requests, rows) <= self.most_rows and self.draws.watch is None
+
+    def grown(self, growths: Sequence[Growth], turns: Sequence[int], lasts: Sequence[int], rows: int) -> Rounds[list[Tree]]:
+        """All rounds on the device, from a first one whose `rows` rows are written: the last one of each request guesses its tree's first
+        nodes, which are of the token at its turn. `lasts` are the last tokens, as the level knows them."""
+        assert self.trees is not None
+        stride = min(SPREAD, self.most_rows // len(growths))
+        for seq, (growth, turn, last) in enumerate(zip(growths, turns, lasts, strict=True)):
+            values = {Growing.BUDGET: growth.budget, Growing.COMMITTED: growth.committed, Growing.STRIDE: stride,
+                      Growing.SLOTS: growth.slots, Growing.MOST_SLOTS: self.most_slots, Growing.ROOT: growth.root, Growing.SHIFT: growth.shift, Growing.TURN: turn,
+                      Growing.FLOOR: self.log_floor, Growing.LEAST: self.least, Growing.LAST: last}
+            write_record(self.buffers.growth[seq], values, growth.draw)
+        self._say(rows, len(growths), len(growths), later=stride * len(growths))
+        self.trees.start()
+        yield
+        self.trees.finish()
+        return [read_tree(self.buffers, seq, self.index) for seq in range(len(growths))]
 
     def grow(self, growths: Sequence[Growth], rounds: int) -> Rounds[None]:
         """Up to `rounds` runs of the program, each for the likeliest waiting nodes of all requests."""
@@ -198,13 +223,28 @@ class GrowingLevel(Level):
 
     def rows(self, work: Sequence[tuple[Growth, Sequence[Row]]]) -> Rounds[list[list[tuple[Array, Array, Array | None, int]]]]:
         """Run rows of several requests: of each row its guesses, its hidden state and its ancestor word."""
+        words, turns = self.write(work)
+        owners = [growth.draw for growth, rows in work for _ in rows]
+        at = len(turns)
+        self.begin_run(at, len(work), at)
+        yield
+        self.program.finish()
+        logp, tokens = coupled(*log_guesses(self.program.tap("top")[:at], self.ids, self.vocab_size), owners, turns, self.draws)
+        hidden = self.program.tap("hidden")[:at].copy() if self.has_features else None
+        results, at = [], 0
+        for of_growth in words:
+            results.append([(logp[at + i], tokens[at + i], None if hidden is None else hidden[at + i], word)
+                            for i, word in enumerate(of_growth)])
+            at += len(of_growth)
+        return results
+
+    def write(self, work: Sequence[tuple[Growth, Sequence[Row]]]) -> tuple[list[list[int]], list[int]]:
+        """Rows into the step inputs: their ancestor words by request, and the turn that each one's guesses are of."""
         at = 0
         words: list[list[int]] = []
-        owners: list[Draw | None] = []
         turns: list[int] = []
         for seq, (growth, rows) in enumerate(work):
             of_growth = []
-            owners += [growth.draw] * len(rows)
             for i, row in enumerate(rows):
                 word = row.above | 1 << growth.slots
                 self.buffers.tokens[at + i] = row.token if self.own_ids is None else self.own_ids[row.token]
@@ -221,17 +261,7 @@ class GrowingLevel(Level):
             words.append(of_growth)
             at += len(rows)
         self.buffers.out_rows[:at] = range(at)
-        self.begin_run(at, len(work), at)
-        yield
-        self.program.finish()
-        logp, tokens = coupled(*log_guesses(self.program.tap("top")[:at], self.ids, self.vocab_size), owners, turns, self.draws)
-        hidden = self.program.tap("hidden")[:at].copy() if self.has_features else None
-        results, at = [], 0
-        for of_growth in words:
-            results.append([(logp[at + i], tokens[at + i], None if hidden is None else hidden[at + i], word)
-                            for i, word in enumerate(of_growth)])
-            at += len(of_growth)
-        return results
+        return words, turns
 
     def sequence(self, seq: int, table: PageTable, first: int, count: int, committed: int) -> None:
         """The step's inputs of one sequence: rows first .. first + count - 1, `committed` positions in pages."""
@@ -247,7 +277,10 @@ class GrowingLevel(Level):
 
     def begin_run(self, rows: int, seqs: int, out: int) -> None:
         """Start the program; whoever reads its results finishes it."""
-        header = self.buffers.header
-        header[Header.ROWS], header[Header.SEQS], header[Header.OUT] = rows, seqs, out
-        header[Header.COMMITS] = header[Header.GROUPS] = 0
+        self._say(rows, seqs, out)
         self.program.start()
+
+    def _say(self, rows: int, seqs: int, out: int, later: int = 0) -> None:
+        header = self.buffers.header
+        header[Header.ROWS], header[Header.SEQS], header[Header.OUT], header[Header.LATER] = rows, seqs, out, later
+        header[Header.COMMITS] = header[Header.GROUPS] = 0

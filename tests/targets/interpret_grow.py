@@ -1,0 +1,222 @@
+"""Trees that grow by `grow`, through Triton's interpreter, against those that grow on the host: `python -m tests.targets.interpret_grow`.
+
+What a row guesses is a function of its token, its ancestors and what it starts from; both ways see the same step inputs. Raises
+AssertionError where a tree differs.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from mlsdc.runtime.device.base import BoundProgram
+from mlsdc.runtime.kv_pool import PageTable
+from mlsdc.runtime.levels.base import LevelState, finished
+from mlsdc.runtime.levels.coupling import Draw, Draws, coupled
+from mlsdc.runtime.levels.growing import GrowingLevel, Growth, Row, log_guesses
+from mlsdc.runtime.levels.grown import CHILDREN, grown_widths
+from mlsdc.runtime.program import ArenaArg, InputArg, ProgramSpec, Tap
+from mlsdc.runtime.step import Array, Header, Limits, StepBuffers
+from mlsdc.runtime.tree import Tree
+from mlsdc.targets.nvidia_grow import grow_call
+from mlsdc.targets.triton_build import load_source, render
+from mlsdc.targets.triton_interpreter import interpret
+
+LIMITS = Limits(max_model_len=64, max_num_seqs=3, max_num_batched_tokens=24, max_logit_rows=24, max_tree_nodes=40)
+WIDTH, VOCAB = 24, 50
+TYPES = {"f4": torch.float32, "f8": torch.float64, "i4": torch.int32, "i8": torch.int64, "u8": torch.int64}
+
+
+class Model:
+    """Guesses of rows. `sharp`: how much likelier the first one is than the next."""
+
+    def __init__(self, buffers: StepBuffers, sharp: float, vocab: int) -> None:
+        self.buffers, self.sharp, self.vocab = buffers, sharp, vocab
+        self.top = np.zeros((LIMITS.max_logit_rows, 2 * CHILDREN + 1), np.float32)
+        self.hidden = np.zeros((LIMITS.max_num_batched_tokens, WIDTH), np.float32)
+
+    def run(self) -> None:
+        b = self.buffers
+        rows, out = int(b.header[Header.ROWS]), int(b.header[Header.OUT])
+        for row in range(rows):
+            noise = np.random.default_rng([int(b.tokens[row]), int(b.positions[row]), int(b.ancestors[row]),
+                                           int(b.features[row].view(np.uint32).sum()) if b.features.size else 0])
+            self.hidden[row] = noise.standard_normal(WIDTH)
+        for i, row in enumerate(b.out_rows[:out]):
+            noise = np.random.default_rng(self.hidden[row].view(np.uint32).tolist())
+            steps = np.cumsum(np.concatenate([[0], noise.exponential(self.sharp, CHILDREN - 1)])).astype(np.float32)
+            self.top[i, :CHILDREN] = -steps
+            self.top[i, CHILDREN : 2 * CHILDREN] = noise.permutation(self.vocab)[:CHILDREN]
+            self.top[i, -1] = np.exp(-steps.astype(np.float64)).sum() * 1.1
+
+
+class Draft(BoundProgram):
+    """One run of the model."""
+
+    def __init__(self, model: Model) -> None:
+        self.name, self.model = "draft", model
+
+    def run(self) -> None:
+        self.model.run()
+
+    def tap(self, name: str) -> Array:
+        found: Array = getattr(self.model, name)
+        return found
+
+    def profile(self) -> list[tuple[str, str, float]]:
+        return []
+
+
+class Trees(Draft):
+    """All rounds: the model, and the kernel after it."""
+
+    def __init__(self, model: Model, level: Grower, function: Any, names: Sequence[str]) -> None:
+        super().__init__(model)
+        self.level, self.function, self.names = level, function, names
+
+    def run(self) -> None:
+        b = self.model.buffers
+        for at in range(self.level.depth):
+            self.model.run()
+            whole = {"top_ptr": self.model.top, "hidden_ptr": self.model.hidden}
+            arrays = [whole[name] if name in whole else getattr(b, name) for name in self.names]
+            args = [torch.from_numpy(a.reshape(-1).view(np.int64) if a.dtype == np.uint64 else a.reshape(-1)) for a in arrays]
+            interpret(self.function, LIMITS.max_num_seqs, [*args, at, self.level.depth])
+
+
+class Grower(GrowingLevel):
+    """A level whose first row is the last token's, in a page or, with `root`, in scratch."""
+
+    kind, name, index = "test", "grower", 1
+
+    def __init__(self, depth: int, floor: float, features: bool, ids: Array | None, own_ids: bool) -> None:
+        self.depth, self.floor, self.has_features, self.ids = depth, floor, features, ids
+        self.vocab_size = VOCAB - 3
+        self.draws = Draws()
+        if own_ids and ids is not None:
+            self.own_ids = np.zeros(int(ids.max()) + 1, np.int32)
+            self.own_ids[ids] = np.arange(len(ids), dtype=np.int32)
+
+    def start(self) -> LevelState:
+        raise NotImplementedError
+
+    def attach(self, model: Model, function: Any, names: Sequence[str], *, there: bool) -> None:
+        self.buffers, self.program = model.buffers, Draft(model)
+        self.most_rows, self.most_slots = LIMITS.max_num_batched_tokens, 41
+        self.trees = Trees(model, self, function, names) if there else None
+        if self.ids is not None:
+            self.buffers.draft_ids[:] = self.ids
+
+    def grow_all(self, growths: Sequence[Growth], lasts: Sequence[int]) -> list[Tree]:
+        """As the levels do: with `root` the last token's row lies in slot 0, else its keys go to a page."""
+        there = self.trees is not None
+        feature = np.ones(WIDTH, np.float32) if self.has_features else None
+        if growths[0].root:
+            work = [(growth, [Row(last, 0, feature)]) for growth, last in zip(growths, lasts, strict=True)]
+            words, turns = self.write(work)
+            firsts = [word for (word,) in words]
+        else:
+            for seq, (growth, last) in enumerate(zip(growths, lasts, strict=True)):
+                b = self.buffers
+                b.tokens[seq], b.positions[seq], b.row_slot[seq], b.ancestors[seq] = self.spoken([last])[0], growth.committed - 1, -1, 0
+                if feature is not None:
+                    b.features[seq] = feature
+                self.sequence(seq, growth.table, seq, 1, growth.committed - 1)
+            self.buffers.out_rows[: len(growths)] = range(len(growths))
+            firsts, turns = [0] * len(growths), [growth.committed - 1 + growth.shift for growth in growths]
+        if there:
+            assert self.grows_there(len(growths), len(growths))
+            return finished(self.grown(growths, turns, [self.spoken([last])[0] for last in lasts], len(growths)))
+        self.begin_run(len(growths), len(growths), len(growths))
+        logp, tokens = coupled(*log_guesses(self.program.tap("top")[: len(growths)], self.ids, self.vocab_size), [g.draw for g in growths],
+                               turns, self.draws)
+        hidden = self.program.tap("hidden").copy()
+        for seq, growth in enumerate(growths):
+            growth.add(-1, logp[seq], tokens[seq], hidden[seq] if self.has_features else None, firsts[seq], self.log_floor)
+        finished(self.grow(growths, self.depth - 1))
+        return [growth.tree(self.index) for growth in growths]
+
+
+class Kernels:
+    """The rendered kernel of each kind of level."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.found: dict[tuple[bool, int, bool], tuple[Any, list[str]]] = {}
+
+    def of(self, features: bool, ids: int, own_ids: bool) -> tuple[Any, list[str]]:
+        key = features, ids, own_ids
+        if key not in self.found:
+            taps = {"top": Tap(0, "f4", (24, 2 * CHILDREN + 1))} | ({"hidden": Tap(64, "f4", (24, WIDTH))} if features else {})
+            level = Level_("model" if own_ids else "eagle", {"widths": {"draft_ids": ids}} if ids else {})
+            call = grow_call(level, ProgramSpec("draft", "level", 0, (), taps), LIMITS, VOCAB - 3)  # type: ignore[arg-type]
+            assert call is not None
+            path = self.folder / f"{call.spec.key}.py"
+            path.write_text(render(call.spec))
+            named = {ArenaArg(0): "top_ptr", ArenaArg(64): "hidden_ptr"}
+            names = [arg.input if isinstance(arg, InputArg) else named[arg] for arg in call.args]  # type: ignore[index]
+            self.found[key] = load_source(path, call.spec.key), names
+        return self.found[key]
+
+
+class Level_:
+    """What `grow_call` asks of a compiled level."""
+
+    def __init__(self, kind: str, params: dict[str, Any]) -> None:
+        self.kind, self.params = kind, params
+
+
+@st.composite
+def draws(draw: st.DrawFn) -> Draw | None:
+    if draw(st.booleans()):
+        return None
+    return Draw(draw(st.integers(0, 2**64 - 1)), draw(st.sampled_from([0.3, 1.0, 1.7])), draw(st.sampled_from([0, 1, 3])),
+                draw(st.sampled_from([1.0, 0.6])), draw(st.sampled_from([0.0, 0.2])))
+
+
+@st.composite
+def requests(draw: st.DrawFn) -> list[tuple[Growth, int]]:
+    root = draw(st.sampled_from([0, 1]))
+    return [(Growth(PageTable([1], scratch=[0, 1, 2]), draw(st.integers(1, 12)), draw(st.integers(1, 40)), root, draw(draws()), 2),
+             draw(st.integers(0, 9))) for _ in range(draw(st.integers(1, 3)))]
+
+
+def check(kernels: Kernels) -> None:
+    # without shrinking: a run of the interpreter takes a tenth of a second
+    @settings(max_examples=int(os.environ.get("GROW_EXAMPLES", 25)), phases=[Phase.generate], deadline=None, derandomize=True,
+              database=None, suppress_health_check=list(HealthCheck))
+    @given(requests(), st.integers(1, 4), st.sampled_from([0.0, 0.01, 0.2]), st.booleans(), st.sampled_from(["same", "mapped", "spoken"]),
+           st.sampled_from([0.2, 0.7, 2.0]))
+    def same(work: list[tuple[Growth, int]], depth: int, floor: float, features: bool, ids: str, sharp: float) -> None:
+        table = None if ids == "same" else np.random.default_rng(7).permutation(VOCAB).astype(np.int32)[:40]
+        function, names = kernels.of(features, 0 if table is None else len(table), ids == "spoken")
+        found = []
+        for there in (False, True):
+            widths = {"features": WIDTH, "draft_ids": 0 if table is None else len(table)} if features else (
+                {} if table is None else {"draft_ids": len(table)})
+            buffers = StepBuffers(LIMITS, 16, {**widths, **grown_widths(widths, features)})
+            level = Grower(depth, floor, features, table, ids == "spoken")
+            level.attach(Model(buffers, sharp, VOCAB if table is None else len(table)), function, names, there=there)
+            fresh = [Growth(g.table, g.committed, g.budget, g.root, g.draw, g.shift) for g, _ in work]
+            lasts = [last if table is None or ids == "mapped" else int(table[last]) for _, last in work]
+            found.append(level.grow_all(fresh, lasts))
+        host, device = found
+        for i, (a, b) in enumerate(zip(host, device, strict=True)):
+            assert (a.tokens, a.parents) == (b.tokens, b.parents), (i, a, b)
+            assert np.allclose(a.logq, b.logq, rtol=1e-5, atol=1e-6), (i, a.logq, b.logq)
+
+    same()
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as folder:
+        check(Kernels(Path(folder)))
+    print("all as the host grows them")
