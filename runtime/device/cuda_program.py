@@ -166,11 +166,13 @@ class CudaProgram(BoundProgram):
         return True
 
     def finish(self) -> None:
-        """Wait until the GPU is done, and take the results over. Programs without results (`commit`) are not waited for."""
+        """Wait until the GPU is done, unless somebody has since the start, and take the results over. Programs without results (`commit`)
+        are not waited for."""
         if not self._started or not self.results:
             return
         self._started = False
-        self.device.synchronise()
+        if self._epoch == self.device.epoch:
+            self.device.synchronise()
         for name, staged in self._staged.items():
             array = getattr(self.level.buffers, name)
             array.reshape(-1).view(np.uint8)[:] = staged

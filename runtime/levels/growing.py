@@ -167,7 +167,8 @@ class GrowingLevel(Level):
         stride = min(SPREAD, self.most_rows // len(growths))
         for seq, (growth, turn, last) in enumerate(zip(growths, turns, lasts, strict=True)):
             values = {Growing.BUDGET: growth.budget, Growing.COMMITTED: growth.committed, Growing.STRIDE: stride,
-                      Growing.SLOTS: growth.slots, Growing.MOST_SLOTS: self.most_slots, Growing.ROOT: growth.root, Growing.SHIFT: growth.shift, Growing.TURN: turn,
+                      Growing.SLOTS: growth.slots, Growing.MOST_SLOTS: self.most_slots, Growing.ROOT: growth.root,
+                      Growing.SHIFT: growth.shift, Growing.TURN: turn,
                       Growing.FLOOR: self.log_floor, Growing.LEAST: self.least, Growing.LAST: last}
             write_record(self.buffers.growth[seq], values, growth.draw)
         self._say(rows, len(growths), len(growths), later=stride * len(growths))

@@ -14,6 +14,7 @@ from mlsdc.runtime.device import cuda_driver
 from mlsdc.runtime.device.cuda_program import CudaProgram, powers, tap_bytes
 from mlsdc.runtime.engine import Engine
 from mlsdc.runtime.errors import ArtifactError, DeviceError
+from mlsdc.runtime.levels.grown import GROWN_WORDS, MOST
 from mlsdc.runtime.program import ArenaArg, Tap
 from mlsdc.runtime.sampling_params import SamplingParams
 from mlsdc.runtime.step import Header
@@ -21,12 +22,13 @@ from tests.function_level import sends_all
 from tests.gpu.fake_cuda import FakeCuda, Launched
 
 WAITS = ("cuStreamSynchronize", "cuEventSynchronize", "cuMemcpyDtoH_v2", "cuMemcpyHtoD_v2")
-TOKEN = 65
+TOKEN, CHAIN = 65, 4
 PARAMS = SamplingParams(max_tokens=12, ignore_eos=True)
 
 
 class Answers:
-    """What the kernels that the host listens to would say: the target TOKEN, heads TOKEN before its neighbours."""
+    """What the kernels that the host listens to would say: the target TOKEN, heads TOKEN before its neighbours, a tree that grows CHAIN of
+    them."""
 
     def __init__(self, artifact: Artifact, fake: FakeCuda) -> None:
         self.fake = fake
@@ -37,7 +39,7 @@ class Answers:
             for program in artifact.programs(level.name, target).values() if level.programs else ():
                 widths = {tap.arena: tap.shape[1] for tap in program.taps.values() if len(tap.shape) == 2}
                 for launch in program.launches:
-                    if launch.kernel.startswith("top_k_join"):
+                    if widths and launch.kernel.startswith("top_k_join"):  # `trees` repeats those of `draft`
                         end = launch.args[self.names[launch.kernel].index("y_ptr")]
                         assert isinstance(end, ArenaArg)
                         self.widths[launch.kernel] = widths[end.arena]
@@ -51,6 +53,11 @@ class Answers:
             self.at(launched, names.index("y_ptr"), launched.grid * width * 4).view(np.float32)[:] = np.tile(row, launched.grid)
         elif launched.entry.startswith("argmax_join"):
             self.at(launched, names.index("y_ptr"), launched.grid * 4).view(np.int32)[:] = TOKEN
+        elif launched.entry.startswith("grow"):
+            grown = self.at(launched, names.index("grown"), launched.grid * GROWN_WORDS * 4).view(np.int32).reshape(-1, GROWN_WORDS)
+            grown[:, 0] = CHAIN
+            for i in range(CHAIN):
+                grown[:, 1 + i], grown[:, 1 + MOST + i] = TOKEN, i - 1
 
     def at(self, launched: Launched, argument: int, num_bytes: int) -> np.ndarray:
         block: np.ndarray = self.fake.block(int.from_bytes(launched.values[argument], "little"), num_bytes)[:num_bytes]
@@ -122,25 +129,26 @@ def test_a_step_that_counts_draft_for_waits_once(counted: Counted) -> None:
 
 
 @pytest.mark.parametrize("names", [("medusa",), ("eagle",), ("counts", "medusa", "eagle")])
-def test_a_step_waits_once_for_the_target_and_once_for_every_round_that_the_host_reads(counted: Counted, names: tuple[str, ...]) -> None:
-    """A round is a launch list of a medusa or an eagle, or of both at once: its first one, or one more for each depth that an eagle grows.
-    The hidden states that an eagle's first list reads come from another one without a wait; for commits nobody waits."""
+def test_a_step_waits_once_for_the_target_and_once_for_all_levels_that_compute(counted: Counted, names: tuple[str, ...]) -> None:
+    """A medusa's list and that of all rounds of an eagle's trees are waited for together, however deep they grow. The hidden states that an
+    eagle's list reads come from another one without a wait; for commits nobody waits."""
     (result,) = counted.only(*names).engine.generate([[TOKEN] * 8], PARAMS)
     assert result.statistics.drafted > 4
-    assert any(lists[f"{names[-1]}.draft"] for lists in counted.lists)
+    listed = "eagle.trees" if "eagle" in names else "medusa.draft"
+    assert any(lists[listed] for lists in counted.lists)
     for (waits, graphs, commits), lists in zip(counted.steps, counted.lists, strict=True):
-        rounds = max(lists["medusa.draft"], lists["eagle.draft"])
-        assert waits == 1 + rounds
+        assert waits == 1 + lists[listed]
+        assert lists[listed] <= 1
         assert graphs == 1 + commits + lists.total()
     if "eagle" in names:
-        assert any(lists["eagle.draft"] > 1 for lists in counted.lists)  # it grew
         assert any(lists["eagle.fuse"] for lists in counted.lists)
+        assert not any(lists["eagle.draft"] for lists in counted.lists)
 
 
 def test_what_one_list_feeds_another_arrives_without_a_wait_and_once(counted: Counted) -> None:
     (level,) = [level for level in counted.engine.drafting.levels if level.name == "eagle"]
     memory = level.memory  # type: ignore[attr-defined]
-    fuse, draft, features = memory.programs["fuse"], memory.programs["draft"], memory.buffers.features
+    fuse, draft, features = memory.programs["fuse"], memory.programs["trees"], memory.buffers.features
     made = np.random.default_rng(0).standard_normal((2, features.shape[1]), np.float32)
     counted.fake.execute = None
     counted.fake.block(memory.arena + fuse.spec.taps["features"].arena, made.nbytes)[: made.nbytes] = made.reshape(-1).view(np.uint8)
