@@ -52,6 +52,8 @@ WIDE = (Variant(8, 3), Variant(8, 2), Variant(4, 3), Variant(4, 2), Variant(8, 1
 TMA = {  # the same, their operands by TMA: four warps leave registers and shared memory for two programs a multiprocessor
     "linear_tma": (Variant(4, 4), Variant(4, 3), Variant(8, 3)),
     "linear_q_tma": (Variant(4, 6), Variant(4, 4), Variant(8, 4)),
+    "gated_tma": (Variant(4, 4), Variant(4, 3), Variant(8, 3)),
+    "gated_q_tma": (Variant(4, 6), Variant(4, 4), Variant(8, 4)),
 }
 OTHERS = (Variant(4, 1), Variant(8, 1))
 THREADS = 2  # triton and ptxas let go of the interpreter lock; more threads than cores bring nothing

@@ -1,16 +1,22 @@
-"""Linears for many rows whose operands TMA brings to shared memory: on Hopper, if asked for (`kernels: {linear: tma}`). Never run on a card."""
+"""Linears for many rows whose operands TMA brings to shared memory: on Hopper, if asked for (`kernels: {linear: tma}`).
+
+Never run on a card.
+"""
 
 from __future__ import annotations
 
 from dataclasses import fields
+from typing import TypeAlias
 
 from mlsdc.runtime.tensor_map import tiles_of
 from mlsdc.targets.protocol import CallArg, MapRef, Target, ValueRef
 from mlsdc.targets.triton_build import split_abi
-from mlsdc.templates.params_triton_rows import Linear, LinearQ
-from mlsdc.templates.params_triton_tma import LinearQTma, LinearTma
+from mlsdc.templates.params_triton_rows import Gated, GatedQ, Linear, LinearQ
+from mlsdc.templates.params_triton_tma import GatedQTma, GatedTma, LinearQTma, LinearTma
 
 SM = 90
+Mappable: TypeAlias = LinearTma | LinearQTma | GatedTma | GatedQTma
+KINDS: dict[type, type[Mappable]] = {Linear: LinearTma, LinearQ: LinearQTma, Gated: GatedTma, GatedQ: GatedQTma}
 
 
 def refused(target: Target) -> str | None:
@@ -20,17 +26,13 @@ def refused(target: Target) -> str | None:
     return f"is for h100 and h200 (sm_{SM}), '{target.name}' is {', '.join(target.requires)}"
 
 
-def by_tma(params: object, abi: tuple[str, ...], args: tuple[CallArg, ...]) -> tuple[LinearTma | LinearQTma, tuple[str, ...],
-                                                                                       tuple[CallArg, ...]] | None:
+def by_tma(params: object, abi: tuple[str, ...], args: tuple[CallArg, ...]) -> tuple[Mappable, tuple[str, ...], tuple[CallArg, ...]] | None:
     """The same linear with tensor maps of rows and weight before its arguments; None where it has no such template: other weights than bf16
     and 8 bits, and rows that are no multiple of 16 bytes."""
-    made: LinearTma | LinearQTma
-    if type(params) is Linear and params.dtype == "bf16" and params.terms == 2:
-        made = LinearTma(**{field.name: getattr(params, field.name) for field in fields(params)})
-    elif type(params) is LinearQ and params.bits == 8:
-        made = LinearQTma(**{field.name: getattr(params, field.name) for field in fields(params)})
-    else:
+    kind = KINDS.get(type(params))
+    if kind is None or getattr(params, "dtype", "bf16") != "bf16" or getattr(params, "bits", 8) != 8 or getattr(params, "terms", 2) != 2:
         return None
+    made = kind(**{field.name: getattr(params, field.name) for field in fields(params)})  # type: ignore[arg-type]
     places = [[name for name, _ in split_abi(abi)].index(name) for name in ("x_ptr", "w_ptr")]
     maps = []
     for place, shape, (_, type_) in zip(places, made.shapes, split_abi(made.maps), strict=True):

@@ -7,7 +7,7 @@ import os
 import pickle
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,8 @@ from typing import Any
 import pytest
 
 from mlsdc.compiler.errors import CompileError, ConfigError
+from mlsdc.compiler.roofline_shapes import SHAPES, shape_graph
+from mlsdc.passes.emit_program import emit_program
 from mlsdc.runtime.artifact import Artifact
 from mlsdc.runtime.device.cuda import CudaDevice, CudaLevel
 from mlsdc.runtime.device.cuda_driver import Driver
@@ -23,9 +25,10 @@ from mlsdc.runtime.errors import ArtifactError
 from mlsdc.runtime.manifest import KernelInfo
 from mlsdc.runtime.program import Mapped, TensorMapArg
 from mlsdc.runtime.sampling_params import SamplingParams
-from mlsdc.runtime.step import Header
+from mlsdc.runtime.step import Header, Limits
 from mlsdc.runtime.tensor_map import param_bytes, tiles_of
 from mlsdc.targets import cubin
+from mlsdc.targets.nvidia import NvidiaTarget
 from mlsdc.targets.triton_build import check_maps, tools_folder
 from tests.gpu.fake_cuda import FakeCuda
 from tests.gpu.tiny import LIMITS, VOCAB, config
@@ -70,10 +73,9 @@ def level(artifact: Artifact) -> Iterator[tuple[FakeCuda, CudaLevel]]:
     device.close()
 
 
-def test_its_kernels_copy_by_tma_to_wgmma_without_spills(artifact: Artifact) -> None:
-    assert mapped(artifact)
-    for info in mapped(artifact):
-        code = cubin.sass(artifact.path(info.file), tools_folder())
+def check_code(root: Path, kernels: Iterable[KernelInfo]) -> None:
+    for info in kernels:
+        code = cubin.sass(root / info.file, tools_folder())
         assert cubin.count(code, "UTMALDG") >= 4  # two operands, at least two stages
         assert cubin.count(code, "LDGSTS") == 0
         assert cubin.count(code, "HGMMA") + cubin.count(code, "IGMMA") > 0
@@ -81,6 +83,23 @@ def test_its_kernels_copy_by_tma_to_wgmma_without_spills(artifact: Artifact) -> 
         assert info.resources["async_copies"] == cubin.count(code, "UTMALDG")
         assert 2 * (info.resources["shared_bytes"] + 1024) <= 228 * 1024  # two programs a multiprocessor
         assert 2 * info.resources["registers"] * info.resources["threads"] <= 65536
+
+
+def test_its_kernels_copy_by_tma_to_wgmma_without_spills(artifact: Artifact) -> None:
+    assert {info.entry.split("_tma_")[0].removesuffix("_q") for info in mapped(artifact)} == {"linear", "gated"}
+    check_code(artifact.root, mapped(artifact))
+
+
+@pytest.mark.parametrize("weights", ["int8", "bf16"])
+def test_those_of_an_8b_shape_do_too(tmp_path: Path, weights: str) -> None:
+    limits = Limits(max_model_len=8192, max_num_seqs=16, max_num_batched_tokens=512, max_logit_rows=64, max_tree_nodes=31)
+    target = NvidiaTarget("h100", limits, exact=False)
+    assert target.choose_linear("tma") is None
+    shape = replace(SHAPES["llama-3-8b"], layers=1)
+    _, specs = emit_program(shape_graph(shape, limits, weights), target, "forward", "target")
+    chosen = [spec for spec in specs if "_tma_" in spec.key]
+    assert len(chosen) == 4  # qkv, out, gate and up, down
+    check_code(tmp_path, target.build(chosen, tmp_path).kernels.values())
 
 
 def test_no_other_kernel_does(artifact: Artifact) -> None:
