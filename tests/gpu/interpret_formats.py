@@ -31,6 +31,7 @@ from tests.heads.tiny import write_heads
 
 FORMATS = ("bf16", "int8", "fp8", "int8n", "int4-token", "int4", "int3", "int2", "fp8/int4+skip", "int4+window", "int8/int4-token",
            "int8n/int3", "int8+window")
+AGAIN = b"o"  # what the request of `counts` is made to say: counts of a text that nobody repeats make no deep trees
 GROUPED = {"int4", "int3", "int2"}
 KINDS: Mapping[str, tuple[str, ...]] = {  # levels that draft for a request; cheapest first, each judges those before it
     "counts": ("counts",), "medusa": ("medusa",), "eagle": ("eagle",), "eagle3": ("eagle3",), "model": ("twin",), "exit": ("first",),
@@ -71,11 +72,12 @@ class Cache:
 
     def prompts(self) -> list[list[int]]:
         """One a kind. The common beginning of most ends where a prefix can be reused; groups of grouped formats are full there, and a window
-        is left. Where several levels begin, the prompt is short and nobody else's: heads get the target's hidden states of all of it."""
+        is left. Where several levels begin, the prompt is short and nobody else's: heads get the target's hidden states of all."""
         keys, values = self.halves
         length = 160 if self.windowed else 96 if GROUPED & {keys, values} else 32
         text, own = (b"one two one two, three and four five one two " * 4)[:length], b"one two three one two"
-        return [[i, *own] if len(levels) > 1 else [*text, 97 + i] for i, levels in enumerate(KINDS.values())]
+        mine = {"counts": [*text, *AGAIN * 3]}
+        return [mine.get(kind, [i, *own] if len(levels) > 1 else [*text, 97 + i]) for i, (kind, levels) in enumerate(KINDS.items())]
 
 
 @dataclass(frozen=True)
@@ -136,7 +138,8 @@ def run(artifact: Path, device: str, cache: Cache) -> Ran:
         for i, (kind, levels) in enumerate(KINDS.items()):
             if drafting := tuple(name for name in levels if name in names):
                 requests[kind] = engine.submit(prompts[kind], SamplingParams(
-                    max_tokens=48, ignore_eos=True, temperature=0.8 * (i % 2), seed=3, speculation=Speculation(levels=drafting)))
+                    max_tokens=48, ignore_eos=True, temperature=0.8 * (i % 2), seed=3, speculation=Speculation(levels=drafting),
+                    logit_bias={AGAIN[0]: 100.0} if kind == "counts" else {}))
         while any(len(request.tokens) == request.num_prompt for request in requests.values()):
             engine.step()
         for _ in range(STEPS):
