@@ -21,7 +21,7 @@ Nothing here reads a clock or draws: decisions are a function of the events. `tr
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import ceil, exp, inf
 from typing import TYPE_CHECKING, Any
@@ -298,26 +298,35 @@ class Controller:
         self._score(proposal, committed)
 
     def _score(self, proposal: Proposal, committed: Sequence[int]) -> None:
-        tree = proposal.tree
-        children: dict[int, list[int]] = {}
-        for node, parent in enumerate(tree.parents):
-            children.setdefault(parent, []).append(node)
-        at, everyone, own = -1, self._all[proposal.sampled], proposal.drafter.rates
-        for depth, token in enumerate(committed, 1):
-            masses: dict[int, float] = {}
-            hit, after = -1, -2
-            for node in children.get(at, ()):
-                level = tree.levels[node] if tree.levels else 0
-                masses[level] = masses.get(level, 0.0) + said(tree, node)
-                if tree.tokens[node] == token and hit < 0:
-                    hit, after = level, node
+        everyone, own = self._all[proposal.sampled], proposal.drafter.rates
+        for depth, (masses, hit) in enumerate(passed(proposal.tree, committed), 1):
             for level, mass in masses.items():
                 key = (level, min(depth, DEPTHS))
                 everyone.learn(key, float(level == hit), min(1.0, mass))
                 own.learn(key, float(level == hit), min(1.0, mass))
-            if after < 0:
-                return
-            at = after
+
+
+def passed(tree: Tree, following: Sequence[int]) -> Iterator[tuple[dict[int, float], int]]:
+    """By depth, as far as a tree and the text that follows go together: the probability that each level gave its nodes there, and whose
+    node was chosen (-1: none)."""
+    children: dict[int, list[int]] = {}
+    for node, parent in enumerate(tree.parents):
+        children.setdefault(parent, []).append(node)
+    at = -1
+    for token in following:
+        masses: dict[int, float] = {}
+        hit, after = -1, -1
+        for node in children.get(at, ()):
+            level = tree.levels[node] if tree.levels else 0
+            masses[level] = masses.get(level, 0.0) + said(tree, node)
+            if tree.tokens[node] == token and hit < 0:
+                hit, after = level, node
+        if not masses:
+            return
+        yield masses, hit
+        if hit < 0:
+            return
+        at = after
 
 
 def said(tree: Tree, node: int) -> float:

@@ -13,25 +13,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mlsdc.runtime.bench.cascades import cascade_of
+from mlsdc.runtime.bench.everything import Everything
 from mlsdc.runtime.bench.prompts import BenchPrompt, read_prompts
-from mlsdc.runtime.controller import Controller, Drafter, Proposal
 from mlsdc.runtime.engine import Engine
 from mlsdc.runtime.levels.growing import NEVER, GrowingLevel
 from mlsdc.runtime.sampling_params import SamplingParams
-from mlsdc.runtime.tree import Tree
-
-
-class Everything(Controller):
-    """Sends what is proposed."""
-
-    def room(self, rows: int, sequences: int, context: int) -> int:
-        return 64
-
-    def choose(self, proposals: Sequence[Proposal], rows: int, sequences: int, context: int, draft_s: float) -> list[Tree]:
-        return [proposal.tree for proposal in proposals]
-
-    def wish(self, drafter: Drafter, budget: int) -> int:
-        return budget
 
 
 def lengths(engine: Engine, prompts: Sequence[BenchPrompt], max_tokens: int) -> dict[str, float]:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from mlsdc.runtime.bench.acceptance import Everything
+from mlsdc.runtime.bench.everything import Everything
 from mlsdc.runtime.bench.prompts import BenchPrompt
 from mlsdc.runtime.controller import Proposal
 from mlsdc.runtime.engine import Engine

@@ -11,10 +11,10 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
-from math import exp
 from typing import TypeVar
 
-from mlsdc.runtime.controller import Controller, Drafter, Proposal
+from mlsdc.runtime.bench.everything import Everything
+from mlsdc.runtime.controller import Controller, Drafter, Proposal, passed
 from mlsdc.runtime.costs import Costs, CostTable
 from mlsdc.runtime.plan_file import PlanSpeed, Rate
 from mlsdc.runtime.tree import EMPTY, Tree
@@ -74,15 +74,12 @@ class Texts:
         return tuple(survival(self.steps, names))
 
 
-class SendBest(Controller):
+class SendBest(Everything):
     """Always the likeliest `nodes` nodes."""
 
     def __init__(self, nodes: int) -> None:
         super().__init__()
         self.nodes = nodes
-
-    def room(self, rows: int, sequences: int, context: int) -> int:
-        return 64
 
     def wish(self, drafter: Drafter, budget: int) -> int:
         return min(budget, self.nodes)
@@ -119,7 +116,7 @@ def survival(steps: Sequence[Recorded], names: Sequence[str]) -> Iterator[Rate]:
     """Rates by level, depth and way of choosing."""
     sums: dict[tuple[bool, str, int], list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0])
     for step in steps:
-        for depth, (masses, hit) in enumerate(outcomes(step), 1):
+        for depth, (masses, hit) in enumerate(passed(step.tree, step.following), 1):
             for level, mass in masses.items():
                 found = sums[step.sampled, names[level], depth]
                 found[0] += 1
@@ -151,36 +148,9 @@ def sibling_ranks(steps: Sequence[Recorded], names: Sequence[str]) -> dict[str, 
     return {names[level]: tuple(hit / counts[level] for hit in hits[level]) for level in sorted(counts)}
 
 
-def outcomes(step: Recorded) -> Iterator[tuple[dict[int, float], int]]:
-    """By depth along the text: the probability each level gave its nodes there, and whose node was chosen (-1: none)."""
-    at, tree = -1, step.tree
-    for token in step.following:
-        masses: dict[int, float] = {}
-        hit, after = -1, None
-        for node, parent in enumerate(tree.parents):
-            if parent != at:
-                continue
-            level = tree.levels[node] if tree.levels else 0
-            masses[level] = masses.get(level, 0.0) + (exp(min(0.0, tree.logq[node])) if tree.logq else 1.0)
-            if tree.tokens[node] == token and after is None:
-                hit, after = level, node
-        if not masses:
-            return
-        yield masses, hit
-        if after is None:
-            return
-        at = after
-
-
 def accepted(tree: Tree, following: Sequence[int]) -> int:
     """Nodes of a tree that the tokens run through."""
-    at, count = -1, 0
-    for token in following:
-        after = next((node for node, parent in enumerate(tree.parents) if parent == at and tree.tokens[node] == token), None)
-        if after is None:
-            return count
-        at, count = after, count + 1
-    return count
+    return sum(hit >= 0 for _, hit in passed(tree, following))
 
 
 def play(name: str, texts: Texts, times: Times, chooser: Controller, choose_s: float = 0.0) -> PlanSpeed:

@@ -17,6 +17,7 @@ from statistics import median
 
 import numpy as np
 
+from mlsdc.runtime.bench.everything import Everything
 from mlsdc.runtime.bench.prompts import BenchPrompt
 from mlsdc.runtime.bench.replayed import (
     CHOSEN,
@@ -35,7 +36,7 @@ from mlsdc.runtime.bench.replayed import (
 from mlsdc.runtime.bench.rig import PlainRig, Rig
 from mlsdc.runtime.bench.spec import PLAIN, Side, Swap, run
 from mlsdc.runtime.bench.spread import interleave
-from mlsdc.runtime.controller import Controller, Drafter, Proposal
+from mlsdc.runtime.controller import Drafter, Proposal
 from mlsdc.runtime.costs import CostTable
 from mlsdc.runtime.engine import Engine
 from mlsdc.runtime.errors import MlsdcError
@@ -54,18 +55,12 @@ CHECK_ROUNDS = 3
 FOLLOWING = 64  # tokens of a text that are kept behind a position
 
 
-class Listener(Controller):
+class Listener(Everything):
     """Has everything proposed and sends nothing, so that every position is seen."""
 
     def __init__(self) -> None:
         super().__init__()
         self.seen: list[tuple[Tree, int]] = []  # trees and contexts
-
-    def room(self, rows: int, sequences: int, context: int) -> int:
-        return 64
-
-    def wish(self, drafter: Drafter, budget: int) -> int:
-        return budget
 
     def choose(self, proposals: Sequence[Proposal], rows: int, sequences: int, context: int, draft_s: float) -> list[Tree]:
         self.seen += [(proposal.tree, context) for proposal in proposals]
