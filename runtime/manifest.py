@@ -156,6 +156,9 @@ class Manifest:
         except ArtifactError:
             raise
         except (ValueError, KeyError, TypeError, AttributeError, IndexError, MlsdcError) as error:
+            if isinstance(error, KeyError | TypeError) and is_whole(text):  # a field that is not there, or not known
+                what = f"{type(error).__name__}: {error}"
+                raise ArtifactError(f"{where}: another version of mlsdc wrote it ({what}): run `mlsdc compile` again") from None
             raise ArtifactError(f"{where}: not a manifest ({type(error).__name__}: {error}); compile again") from None
 
 
@@ -168,6 +171,15 @@ def seal(fields: Mapping[str, Any]) -> str:
     """A manifest's text: its fields, and their digest. Kernels are built for these limits and this cache: with others they would read
     beyond the end of buffers."""
     return json.dumps({**fields, "digest": digest(fields)}, indent=1, sort_keys=True) + "\n"
+
+
+def is_whole(text: str) -> bool:
+    """Whether these are the fields of a manifest as somebody sealed them, whatever they are."""
+    try:
+        raw = json.loads(text)
+        return bool(raw["digest"] == digest(raw))
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return False
 
 
 def digest(fields: Mapping[str, Any]) -> str:

@@ -174,6 +174,14 @@ def test_another_format_number_says_what_to_do(root: Path) -> None:
         Artifact.open(root)
 
 
+@pytest.mark.parametrize(("change", "what"), [
+    (lambda raw: raw["targets"][0].pop("exact"), "KeyError: 'exact'"), (lambda raw: raw["levels"][0].update(new=1), "TypeError: .*new")])
+def test_a_whole_manifest_of_other_fields_is_another_versions(root: Path, change: Any, what: str) -> None:
+    edit(root, change)
+    with pytest.raises(ArtifactError, match=rf"another version of mlsdc wrote it \({what}.*\): run `mlsdc compile` again"):
+        Artifact.open(root)
+
+
 @pytest.mark.parametrize("value", [0, -1, "8", None, 1.5, True])
 def test_limits_that_are_no_sizes_are_refused(root: Path, value: object) -> None:
     edit(root, lambda raw: raw["limits"].update(max_num_seqs=value))
