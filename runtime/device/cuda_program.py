@@ -322,7 +322,7 @@ class CudaSample(CudaProgram):
             source = C.c_uint64(self.level.inputs + self.level.places[name])
             size = getattr(buffers, name)[: header["OUT"]].nbytes
             device.driver.cuMemcpyDtoHAsync_v2(C.c_void_p(staged.ctypes.data), source, C.c_size_t(size), device.stream)
-        self._started = True
+        self._started, self._epoch = True, device.epoch
 
     def _used(self, name: str, header: Mapping[str, int]) -> Iterable[tuple[int, Array]]:
         """(byte offset, array) of what the step's rows and sequences use of an input."""
