@@ -16,9 +16,8 @@ from mlsdc.runtime.bench.rig import Rig
 from mlsdc.runtime.device.cuda import CudaLevel
 from mlsdc.runtime.device.cuda_program import BoundLaunch, CudaProgram
 from mlsdc.runtime.kv_format import KvGeometry
-from mlsdc.runtime.program import ArenaArg, Launch
 from mlsdc.runtime.step import Array
-from mlsdc.targets.nvidia_values import RESULTS, argument
+from mlsdc.targets.nvidia_values import RESULTS, arena_of, argument
 from mlsdc.targets.values import whole
 from mlsdc.templates.params_pages import chunk_of
 
@@ -64,7 +63,7 @@ def find_needle(rig: Rig, graph: Graph, context: int, layer: int = 0) -> Needle 
     size, at = geometry.page_size, context // 3
     key = direction * np.float32((GAP + np.log(context)) / node.op.scale / dim**0.5)
     value = rng.standard_normal((geometry.num_kv_heads, dim)).astype(np.float32)
-    pages = noise_pages(geometry, layer, direction, rng, min(NOISE, room(rig) - 1))
+    pages = noise_pages(geometry, layer, direction, rng, min(NOISE, rig.limits.pages_per_seq(size) - 1))
     wanted = hide(geometry, pages[-1], layer, at % size, key, value)
     q = np.repeat(direction * np.float32(dim**0.5), heads // geometry.num_kv_heads, axis=0)
     place(rig, context, at // size, rng, len(pages) - 1)
@@ -76,21 +75,6 @@ def find_needle(rig: Rig, graph: Graph, context: int, layer: int = 0) -> Needle 
     expected = np.repeat(wanted, heads // geometry.num_kv_heads, axis=0).reshape(-1)
     error = float(np.nan_to_num(np.abs(found - expected), nan=np.inf).max() / np.abs(expected).max())
     return Needle(layer, geometry.format, context, at, error, us)
-
-
-def room(rig: Rig) -> int:
-    """Pages of the pool that lie before the tail, where the format has one."""
-    level, pages = rig.memory, tail_pages(rig)
-    return pages.start * level.wide_bytes // level.page_bytes if pages else level.num_pages
-
-
-def tail_pages(rig: Rig) -> range:
-    """The last wide pages of the pool, as many as a tail has; none where the format has none."""
-    level, tail = rig.memory, rig.memory.buffers.tail
-    if tail is None:
-        return range(0)
-    last = level.num_pages * level.page_bytes // level.wide_bytes
-    return range(last - tail.num_pages, last)
 
 
 def noise_pages(geometry: KvGeometry, layer: int, direction: Array, rng: np.random.Generator, count: int) -> list[Array]:
@@ -132,8 +116,6 @@ def place(rig: Rig, context: int, needle_page: int, rng: np.random.Generator, no
     count = context // rig.geometry.page_size + 1
     buffers.page_table[0, :count] = rng.integers(0, noise, count)
     buffers.page_table[0, needle_page] = noise
-    tail = tail_pages(rig)
-    buffers.tail_table[0, : len(tail)] = tail
 
 
 def clear_recent(level: CudaLevel, launches: list[BoundLaunch], geometry: KvGeometry) -> None:
@@ -147,13 +129,6 @@ def clear_recent(level: CudaLevel, launches: list[BoundLaunch], geometry: KvGeom
     for bound in launches:
         if argument(level, bound.launch, "chunk") is not None:
             level.device.upload(arena_of(level, bound.launch, "chunk"), np.zeros(chunk_of(geometry).page_bytes, np.uint8))
-
-
-def arena_of(level: CudaLevel, launch: Launch, *names: str) -> int:
-    """Address of what a launch gives for the parameter of one of these names."""
-    arg = argument(level, launch, *names)
-    assert isinstance(arg, ArenaArg)
-    return level.address(launch, arg)
 
 
 def attend(level: CudaLevel, program: CudaProgram, launches: list[BoundLaunch], columns: int, quantised: bool) -> tuple[Array, float]:

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from mlsdc.compiler.cli_gpu_sampling import sampling_lines
+from mlsdc.compiler.cli_gpu_sampling import Found, sampling_lines
 from mlsdc.compiler.graph import Graph, Input, Node, Weight
 from mlsdc.compiler.interpret_state import fill_page
 from mlsdc.compiler.ops_kv import PagedAttention
@@ -25,7 +25,7 @@ from mlsdc.runtime.device.cuda_program import CudaProgram
 from mlsdc.runtime.kv_format import to_bf16
 from mlsdc.runtime.step import Array, Header
 from mlsdc.runtime.weight_files import LevelWeights
-from mlsdc.targets.nvidia_values import SequencePages, run_launches, stored_weight
+from mlsdc.targets.nvidia_values import SequencePages, run_launches, stored_weight, wide_page
 
 WIDE_PROMPT = 96  # rows of the prompt that every kernel is compared over: the tiles for many rows begin at 65
 CHAIN = 8  # rows of the step behind it
@@ -45,9 +45,6 @@ class KernelNumerics:
     @property
     def passed(self) -> bool:
         return self.error <= self.allowed
-
-
-Found = tuple[str, str, float, float]  # kernel, node, error, what is allowed
 
 
 def kernel_numerics(rig: Rig, graph: Graph, notes: list[str]) -> list[KernelNumerics]:
@@ -194,9 +191,10 @@ def ring_lines(rig: Rig, graph: Graph, nodes: Collection[str], recent: Array, le
     tail, geometry = rig.geometry.tail, rig.geometry.wide
     assert tail is not None
     assert geometry is not None
-    program = rig.forward
+    program, level = rig.forward, rig.memory
     assert isinstance(program, CudaProgram)
-    pages = {place: read_wide(rig, int(rig.memory.buffers.tail_table[0, place])) for place in range(tail.num_pages)}
+    assert isinstance(level, CudaLevel)
+    pages = {place: wide_page(level, int(level.buffers.tail_table[0, place])) for place in range(tail.num_pages)}
     kept = [j for j in range(length) if j < tail.sinks or j >= length - tail.slots]
     for bound in program.launches:
         node = graph.by_name.get(bound.launch.node)
@@ -213,13 +211,6 @@ def ring_lines(rig: Rig, graph: Graph, nodes: Collection[str], recent: Array, le
                     different.append(stored != recent[page, layer, head, at, which])
                     recent[page, layer, head, at, which] = stored
         yield bound.launch.kernel, node.name, float(np.mean(different)), 0.0
-
-
-def read_wide(rig: Rig, page: int) -> Array:
-    level = rig.memory
-    assert isinstance(level, CudaLevel)
-    level.device.use()
-    return level.device.download(level.pool + page * level.wide_bytes, level.wide_bytes)
 
 
 def commit_lines(rig: Rig) -> Iterator[Found]:
@@ -289,7 +280,9 @@ def wide_commit_lines(rig: Rig) -> Iterator[Found]:
 
 def sixteen(rig: Rig, page: int) -> Array:
     """A wide page's numbers: u16[layers, kv heads, tokens, keys or values, d]."""
-    geometry, data = rig.geometry.wide, read_wide(rig, page)
+    level, geometry = rig.memory, rig.geometry.wide
+    assert isinstance(level, CudaLevel)
     assert geometry is not None
+    data = wide_page(level, page)
     return np.stack([np.stack([np.stack([to_bf16(x) for x in geometry.read(data, layer, head)], 1)
                                for head in range(geometry.num_kv_heads)]) for layer in range(geometry.num_layers)])

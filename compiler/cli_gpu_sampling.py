@@ -14,13 +14,13 @@ import numpy as np
 from mlsdc.runtime.bench.rig import Rig
 from mlsdc.runtime.device.cuda import CudaLevel
 from mlsdc.runtime.device.cuda_program import CudaProgram
-from mlsdc.runtime.program import ArenaArg, IntArg, Launch
+from mlsdc.runtime.program import IntArg, Launch
 from mlsdc.runtime.sampling import oracle
 from mlsdc.runtime.sampling import record as R
 from mlsdc.runtime.sampling.noise import gumbel
 from mlsdc.runtime.sampling_params import Grammar, SamplingParams
 from mlsdc.runtime.step import Array, Header
-from mlsdc.targets.nvidia_values import argument
+from mlsdc.targets.nvidia_values import arena_of, argument
 from mlsdc.templates.params_triton_rows import PART
 
 SEED = 0x9E3779B97F4A7C15
@@ -42,7 +42,7 @@ CASES: dict[str, dict[str, Any]] = {
                    "prompt_logprobs": 3},
 }
 
-Found = tuple[str, str, float, float]  # kernel, what was asked for, error, what is allowed
+Found = tuple[str, str, float, float]  # kernel, where it was compared (what was asked for, a node), error, what is allowed
 
 
 def sampling_lines(rig: Rig) -> Iterator[Found]:
@@ -130,13 +130,7 @@ def compared(rig: Rig, logits: Array, greedy: Array) -> Iterator[tuple[str, floa
 
 def load(level: CudaLevel, launch: Launch, name: str, count: int, dtype: Any) -> Array:
     """What a kernel left where a parameter of it points."""
-    return level.device.download(address(level, launch, name), count * np.dtype(dtype).itemsize).view(dtype)
-
-
-def address(level: CudaLevel, launch: Launch, name: str) -> int:
-    arg = argument(level, launch, name)
-    assert isinstance(arg, ArenaArg)
-    return level.address(launch, arg)
+    return level.device.download(arena_of(level, launch, name), count * np.dtype(dtype).itemsize).view(dtype)
 
 
 def edited_logits(level: CudaLevel, edit: Launch, logits: Array, columns: int) -> Array:
@@ -145,7 +139,7 @@ def edited_logits(level: CudaLevel, edit: Launch, logits: Array, columns: int) -
         return logits
     behind = argument(level, edit, "edited")
     assert isinstance(behind, IntArg)
-    at = address(level, edit, "x_ptr") + 4 * behind.int
+    at = arena_of(level, edit, "x_ptr") + 4 * behind.int
     return level.device.download(at, 4 * len(logits) * columns).view(np.float32).reshape(len(logits), columns)[:, : logits.shape[1]]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 KIB = 1024
@@ -38,6 +39,11 @@ GPUS = {gpu.name: gpu for gpu in (
     Gpu("a10", sm=86, multiprocessors=72, shared_bytes=99 * KIB),
     Gpu("a100", sm=80, multiprocessors=108, shared_bytes=163 * KIB),
 )}
+
+
+def hopper_only(name: str, requires: Sequence[str]) -> str:
+    """Why a target does not get what only Hopper's multiprocessors have (wgmma, TMA)."""
+    return f"is for {' and '.join(sorted(gpu.name for gpu in GPUS.values() if gpu.sm == 90))} (sm_90), '{name}' is {', '.join(requires)}"
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from dataclasses import fields
 from typing import TypeAlias
 
 from mlsdc.runtime.tensor_map import tiles_of
+from mlsdc.targets.hardware import hopper_only
 from mlsdc.targets.protocol import CallArg, MapRef, Target, ValueRef
 from mlsdc.targets.triton_build import split_abi
 from mlsdc.templates.params_triton_rows import Gated, GatedQ, Linear, LinearQ
@@ -23,7 +24,7 @@ def refused(target: Target) -> str | None:
     """Why a target's linears cannot use TMA; None if they can."""
     if target.requires == (f"sm_{SM}",) and target.device == "cuda":
         return None
-    return f"is for h100 and h200 (sm_{SM}), '{target.name}' is {', '.join(target.requires)}"
+    return hopper_only(target.name, target.requires)
 
 
 def by_tma(params: object, abi: tuple[str, ...], args: tuple[CallArg, ...]) -> tuple[Mappable, tuple[str, ...], tuple[CallArg, ...]] | None:

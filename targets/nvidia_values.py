@@ -120,23 +120,30 @@ class SequencePages:
                 page, at = divmod(slot, size)
                 place, from_ = divmod(slot, wide.page_size)
                 if place not in pages:
-                    pages[place] = self.read_wide(int(buffers.scratch_table[0, place]))
+                    pages[place] = wide_page(self.level, int(buffers.scratch_table[0, place]))
                 page, source, geometry, layer = page + self.count, pages[place], wide, node.op.layer
             for head in range(geometry.num_kv_heads):
                 for which, x in enumerate(geometry.read(source, layer, head)):
                     self.recent[page, node.op.layer, head, at, which] = to_bf16(x[from_])
 
-    def read_wide(self, page: int) -> Array:
-        """A wide page's bytes on the card."""
-        level = self.level
-        level.device.use()
-        return level.device.download(level.pool + page * level.wide_bytes, level.wide_bytes)
+
+def wide_page(level: CudaLevel, page: int) -> Array:
+    """A wide page's bytes on the card."""
+    level.device.use()
+    return level.device.download(level.pool + page * level.wide_bytes, level.wide_bytes)
 
 
 def argument(level: CudaLevel, launch: Launch, *names: str) -> Arg | None:
     """What a launch gives for the first parameter of one of these names; None if its kernel has none."""
     abi = level.device.kernel(launch.kernel).info.abi
     return next((arg for entry, arg in zip(abi, launch.args, strict=False) if entry.split(": ")[0] in names), None)
+
+
+def arena_of(level: CudaLevel, launch: Launch, *names: str) -> int:
+    """Address of what a launch gives for the first parameter of one of these names, which is in the arena."""
+    arg = argument(level, launch, *names)
+    assert isinstance(arg, ArenaArg)
+    return level.address(launch, arg)
 
 
 def read_value(level: CudaLevel, graph: Graph, node: Node, launch: Launch) -> Value | None:

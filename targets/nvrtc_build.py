@@ -20,7 +20,7 @@ from mlsdc.compiler.errors import CompileError
 from mlsdc.runtime.step import BLOCK, Header
 from mlsdc.targets import cubin
 from mlsdc.targets.cubin import Resources, facts, resources
-from mlsdc.targets.hardware import Gpu
+from mlsdc.targets.hardware import Gpu, hopper_only
 from mlsdc.targets.protocol import KernelSpec
 from mlsdc.targets.triton_build import tools_folder
 from mlsdc.templates import params_cuda
@@ -41,15 +41,11 @@ EMULATED = "6fc07261cd7e69ec0629dd16b1839d20b55d1a6249d720d7dbe2699e9f050cb0"
 def refused(target: Target) -> str | None:
     """Why a target's attention cannot be CUDA C++; None if it can. Raises CompileError where NVRTC is not installed."""
     if target.requires != (f"sm_{SM}",) or target.device != "cuda":
-        return wrong_machine(target)
+        return hopper_only(target.name, target.requires)
     if target.exact:
         return "adds up a drafted row's ancestors in the order of the tree's slots; write target: {exact: false} beside it"
     library()
     return None
-
-
-def wrong_machine(target: Target) -> str:
-    return f"is for h100 and h200 (sm_{SM}), '{target.name}' is {', '.join(target.requires)}"
 
 
 def is_cuda(spec: KernelSpec) -> bool:

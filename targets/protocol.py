@@ -22,6 +22,7 @@ from mlsdc.compiler.types import Type
 from mlsdc.runtime.kv_format import KvGeometry
 from mlsdc.runtime.manifest import TargetInfo
 from mlsdc.runtime.program import Arg, ProgramSpec, Tap
+from mlsdc.targets.hardware import hopper_only
 
 
 class TemplateParams(Protocol):
@@ -128,9 +129,7 @@ class Target(ABC):
 
     def choose_attention(self, compiler: str) -> str | None:
         """Let another compiler's kernels (`nvrtc`) do attention, or say why not: here, that the machine is another one."""
-        from mlsdc.targets.nvrtc_build import wrong_machine
-
-        return wrong_machine(self)
+        return hopper_only(self.name, self.requires)
 
     def ship_variants(self) -> None:
         """Build variants of kernels, too, among which `mlsdc tune` chooses, where the target has some: here, it has none."""
@@ -138,9 +137,7 @@ class Target(ABC):
 
     def choose_linear(self, how: str) -> str | None:
         """Let linears for many rows copy their operands by `tma`, or say why not: here, that the machine is another one."""
-        from mlsdc.targets.nvidia_tma import refused
-
-        return refused(self)
+        return hopper_only(self.name, self.requires)
 
     def commit(self, geometry: KvGeometry) -> Lowering:
         """The launch that copies `commit_src` token slots to `commit_dst` in the page pool. Raises CompileError where there is none yet."""
