@@ -9,6 +9,10 @@ mkdir -p "$out"
 # real weights, for the card and as the reference that a CPU computes (cpu-x86-64-v3 runs on every x86-64 machine of the last ten years)
 mlsdc compile "$here/../smollm2.yaml" -o "$out/smollm2.mlsdc" --target "$target"
 mlsdc compile "$here/../smollm2.yaml" -o "$out/smollm2-cpu.mlsdc" --target cpu-x86-64-v3
+case $target in
+  h100 | h200) # linears for many rows by TMA, which only Hopper has
+    mlsdc compile "$here/../smollm2.yaml" -o "$out/smollm2-tma.mlsdc" --target "$target" --set kernels.linear=tma ;;
+esac
 for kv in fp8 int8 int4; do
   mlsdc compile "$here/needle.yaml" -o "$out/needle-$kv.mlsdc" --target "$target" --set target.kv=$kv
 done

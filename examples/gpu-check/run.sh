@@ -5,6 +5,9 @@ set -u
 in=${1:-gpu-check}
 wrong=0
 mlsdc bench gpu-check "$in/smollm2.mlsdc" --reference "$in/smollm2-cpu.mlsdc" --json "$in/smollm2.json" || wrong=1
+if [ -d "$in/smollm2-tma.mlsdc" ]; then
+  mlsdc bench gpu-check "$in/smollm2-tma.mlsdc" --reference "$in/smollm2-cpu.mlsdc" --json "$in/smollm2-tma.json" || wrong=1
+fi
 for name in needle-fp8 needle-int8 needle-int4 llama-3-8b-bf16 llama-3-8b-fp8 llama-3-8b-int4; do
   mlsdc bench gpu-check "$in/$name.mlsdc" --json "$in/$name.json" || wrong=1
 done

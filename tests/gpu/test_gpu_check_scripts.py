@@ -64,10 +64,19 @@ def after(words: Sequence[str], option: str) -> str | None:
 
 
 def test_what_is_prepared_is_what_is_checked(scripts: Scripts) -> None:
-    prepared = [after(words, "-o") for words in scripts.prepare()]
+    prepared = [str(after(words, "-o")) for words in scripts.prepare()]
+    for name in prepared:
+        Path(name).mkdir()
     checked = {word for words in scripts.check() for word in words if word.endswith(".mlsdc")}
-    assert len(prepared) == 8
+    assert len(prepared) == 9
     assert checked == set(prepared)
+
+
+def test_what_only_hopper_has_is_left_out_elsewhere(scripts: Scripts) -> None:
+    code, asked = scripts.run("prepare.sh", "a100", str(scripts.artifacts))
+    assert code == 0
+    assert len(asked) == 8
+    assert not any("tma" in word for words in [*asked, *scripts.check()] for word in words)
 
 
 def test_a_check_that_fails_leaves_the_others_alone_and_is_told(scripts: Scripts) -> None:
@@ -93,6 +102,7 @@ def test_every_compile_is_of_a_config_as_its_name_says(scripts: Scripts, monkeyp
         assert main([*words, *(["--no-cache"] if "--no-cache" not in words else [])]) == 0
     formats = {name.rpartition("-")[2]: config.target.kv.format for name, config in seen.items() if not name.startswith("smollm2")}
     assert formats == {name: name for name in ("bf16", "fp8", "int8", "int4")}
+    assert [name for name, config in seen.items() if config.kernels.linear == "tma"] == ["smollm2-tma"]
     assert {name: config.hardware for name, config in seen.items()} == {
         name: "cpu-x86-64-v3" if name == "smollm2-cpu" else "h200" for name in seen}
 
@@ -101,12 +111,10 @@ def test_every_check_writes_a_file_that_says_what_is_wrong_with_a_card_that_comp
         scripts: Scripts, tiny_gpu: Path, tiny_cpu: Path, levels_folder: Path, monkeypatch: pytest.MonkeyPatch,
         capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(cuda_driver, "load_library", FakeCuda)
-    scripts.artifacts.mkdir()
-    asked = scripts.check()
-    for name in {word for words in asked for word in words if word.endswith(".mlsdc")}:
+    for name in (str(after(words, "-o")) for words in scripts.prepare()):
         Path(name).symlink_to(levels_folder / "levels.mlsdc" if "int4" in name else tiny_cpu if "cpu" in name else tiny_gpu)
-    asked = [words for words in asked if words[:2] == ["bench", "gpu-check"]]
-    assert len({after(words, "--json") for words in asked}) == len(asked) >= 7
+    asked = [words for words in scripts.check() if words[:2] == ["bench", "gpu-check"]]
+    assert len({after(words, "--json") for words in asked}) == len(asked) >= 8
     for words in asked:
         assert main(words) == 1
         said, file, reference = capsys.readouterr().out, Path(str(after(words, "--json"))), after(words, "--reference")
