@@ -29,6 +29,9 @@ from mlsdc.runtime.manifest import TargetInfo
 from mlsdc.runtime.step import Header
 from mlsdc.targets.cubin import params
 from mlsdc.targets.hardware import GPUS
+from mlsdc.targets.nvidia_build import build
+from mlsdc.targets.protocol import KernelSpec
+from mlsdc.templates.params_triton_rows import LinearQ
 from tests.gpu.fake_cuda import FakeCuda, Launched
 from tests.gpu.test_interpret import PARAMS, PROMPTS, Said, with_level
 from tests.gpu.tiny import VOCAB
@@ -59,8 +62,8 @@ def build_of(artifact: Artifact, target: TargetInfo) -> Callable[[Launched], tup
 
 def tuned(artifact: Artifact, monkeypatch: pytest.MonkeyPatch, cost: Callable[[str, str, int], float], **fake: Any) -> KernelFile:
     """With `cost(kernel, build, grid)` microseconds a launch."""
-    build = build_of(artifact, artifact.manifest.targets[0])
-    driver = FakeCuda(cost=lambda launched: cost(*build(launched), launched.grid), **fake)
+    which = build_of(artifact, artifact.manifest.targets[0])
+    driver = FakeCuda(cost=lambda launched: cost(*which(launched), launched.grid), **fake)
     monkeypatch.setattr(cuda_driver, "load_library", lambda: driver)
     return tune_kernels(artifact.root, **QUICK)
 
@@ -115,6 +118,35 @@ def test_a_build_that_is_missing_or_edited_is_found_out(artifact: Artifact, targ
         Artifact.open(copy)
 
 
+SPEC = KernelSpec("linear_q", LinearQ(Header.ROWS, 32, 96, 288, 8), ("w_ptr: *u8", "x_ptr: *i8", "header: *i32", "y_ptr: *f32"))
+
+
+def test_builds_are_the_same_bytes_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = []
+    for name in ("one", "another"):
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / f"cache-{name}"))
+        info = build("h100", GPUS["h100"], ("sm_90",), [SPEC], tmp_path / name, tunable=True)
+        assert len(info.kernels[SPEC.key].variants) == 3
+        files = sorted(path.relative_to(tmp_path / name).as_posix() for path in (tmp_path / name).rglob("*.*"))
+        assert files == sorted(info.files)
+        found.append((info, [(tmp_path / name / file).read_bytes() for file in files]))
+    assert found[0] == found[1]
+
+
+def test_a_build_that_does_not_fit_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU with as much shared memory as the default takes; from a cache, too, that knows what did not fit."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    default = build("h100", GPUS["h100"], ("sm_90",), [SPEC], tmp_path / "first").kernels[SPEC.key]
+    small = replace(GPUS["h100"], shared_bytes=default.resources["shared_bytes"])
+    for name in ("second", "third"):
+        info = build("small", small, ("sm_90",), [SPEC], tmp_path / name, tunable=True)
+        kernel = info.kernels[SPEC.key]
+        assert kernel.resources == default.resources
+        assert "w4s5" not in kernel.variants
+        assert all(variant.resources["shared_bytes"] <= small.shared_bytes for variant in kernel.variants.values())
+        assert sorted(path.relative_to(tmp_path / name).as_posix() for path in (tmp_path / name).rglob("*.*")) == sorted(info.files)
+
+
 # tune
 
 
@@ -150,13 +182,13 @@ def test_a_build_with_other_bits_is_left_out_and_named(artifact: Artifact, targe
     linear = first(target, "linear")
     wrong, right = target.kernels[linear].variants
     result = [entry.split(": ")[0] for entry in target.kernels[linear].abi].index("y_ptr")
-    build, fake = build_of(artifact, target), FakeCuda()
+    which, fake = build_of(artifact, target), FakeCuda()
 
     def execute(launched: Launched) -> None:
-        if build(launched) == (linear, wrong):
+        if which(launched) == (linear, wrong):
             fake.block(int.from_bytes(launched.values[result], "little"))[0] ^= 1
 
-    fake.execute, fake.cost = execute, lambda launched: {wrong: 1.0, DEFAULT: 9.0}.get(build(launched)[1], 5.0)
+    fake.execute, fake.cost = execute, lambda launched: {wrong: 1.0, DEFAULT: 9.0}.get(which(launched)[1], 5.0)
     monkeypatch.setattr(cuda_driver, "load_library", lambda: fake)
     found = tune_kernels(artifact.root, **QUICK)
     assert list(found.dropped) == [linear]
@@ -211,14 +243,14 @@ def test_a_graph_launches_the_build_chosen_for_its_rows(artifact: Artifact, targ
     (tmp_path / "x.json").write_text(choice(artifact, target, {linear: {4: tall, 16: DEFAULT, 32: tall}}).to_json())
     fake, device = opened(artifact, target, tmp_path / "x.json")
     level = device.load_level("target", PAGES)
-    build, grid = build_of(artifact, target), columns(artifact, target, linear)
+    which, grid = build_of(artifact, target), columns(artifact, target, linear)
     for rows, name, programs in ((1, tall, grid), (3, tall, grid), (5, DEFAULT, grid), (16, DEFAULT, grid), (17, tall, grid)):
         level.buffers.header[Header.ROWS], level.buffers.header[Header.SEQS], level.buffers.header[Header.OUT] = rows, 1, 1
         fake.launched.clear()
         level.programs["forward"].run()
-        of_linear = [(build(one)[1], one.grid) for one in fake.launched if build(one)[0] == linear]
+        of_linear = [(which(one)[1], one.grid) for one in fake.launched if which(one)[0] == linear]
         assert set(of_linear) == {(name, programs)}
-        assert {build(one)[1] for one in fake.launched if build(one)[0] != linear} == {DEFAULT}
+        assert {which(one)[1] for one in fake.launched if which(one)[0] != linear} == {DEFAULT}
     assert device.kernel_note == "x.json: other builds of 1 kernels"
     device.close()
 
@@ -323,8 +355,8 @@ def test_the_command_writes_beside_the_artifact_and_other_verbs_show_it(
     copy = tmp_path / "copy.mlsdc"
     shutil.copytree(tiny_tunable, copy)
     artifact = Artifact.open(copy)
-    build = build_of(artifact, artifact.manifest.targets[0])
-    fake = FakeCuda(free=4 << 20, cost=lambda launched: 9.0 if build(launched)[1] == DEFAULT else 4.0)
+    which = build_of(artifact, artifact.manifest.targets[0])
+    fake = FakeCuda(free=4 << 20, cost=lambda launched: 9.0 if which(launched)[1] == DEFAULT else 4.0)
     monkeypatch.setattr(cuda_driver, "load_library", lambda: fake)
     assert main(["tune", str(copy), "--kernels-only"]) == 0
     text = capsys.readouterr().out
