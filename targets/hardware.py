@@ -41,9 +41,19 @@ GPUS = {gpu.name: gpu for gpu in (
 )}
 
 
+TMA = (90, 100, 120)  # architectures that copy tiles of tensors
+
+
 def hopper_only(name: str, requires: Sequence[str]) -> str:
-    """Why a target does not get what only Hopper's multiprocessors have (wgmma, TMA)."""
-    return f"is for {' and '.join(sorted(gpu.name for gpu in GPUS.values() if gpu.sm == 90))} (sm_90), '{name}' is {', '.join(requires)}"
+    """Why a target does not get what only Hopper's multiprocessors have (wgmma)."""
+    return only(name, requires, 90)
+
+
+def only(name: str, requires: Sequence[str], *architectures: int) -> str:
+    """Why a target does not get what these architectures have."""
+    *names, last = sorted(gpu.name for gpu in GPUS.values() if gpu.sm in architectures)
+    which = ", ".join(f"sm_{sm}" for sm in architectures)
+    return f"is for {', '.join(names)} and {last} ({which}), '{name}' is {', '.join(requires)}"
 
 
 @dataclass(frozen=True)

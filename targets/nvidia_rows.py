@@ -48,7 +48,7 @@ def by_rows(node: Node, target: NvidiaTarget, params: P.LinearQ | P.Linear, abi:
     if params.max_rows <= FEW or not target.gpu.multiprocessors or (target.exact and not exact_dots(params)):
         return few
     many = wide_tiles(params, target.gpu)
-    if target.tma and (mapped := by_tma(many, abi, args)) is not None:
+    if target.tma and (mapped := by_tma(many, target.gpu, abi, args)) is not None:
         many, abi, args = mapped
     more = launch(node, many, abi, args, grid=many.grid, grain=many.block_m)
     return replace(few, calls=(replace(few.calls[0], upto=FEW), replace(more.calls[0], over=FEW)))

@@ -22,7 +22,7 @@ from mlsdc.compiler.types import Type
 from mlsdc.runtime.kv_format import KvGeometry
 from mlsdc.runtime.manifest import TargetInfo
 from mlsdc.runtime.program import Arg, ProgramSpec, Tap
-from mlsdc.targets.hardware import hopper_only
+from mlsdc.targets.hardware import TMA, hopper_only, only
 
 
 class TemplateParams(Protocol):
@@ -137,7 +137,7 @@ class Target(ABC):
 
     def choose_linear(self, how: str) -> str | None:
         """Let linears for many rows copy their operands by `tma`, or say why not: here, that the machine is another one."""
-        return hopper_only(self.name, self.requires)
+        return only(self.name, self.requires, *TMA)
 
     def commit(self, geometry: KvGeometry) -> Lowering:
         """The launch that copies `commit_src` token slots to `commit_dst` in the page pool. Raises CompileError where there is none yet."""
