@@ -141,8 +141,9 @@ class GateConfig:
 
 @dataclass(frozen=True)
 class KernelsConfig:
-    """Which compiler's kernels do what where there is a choice. `attention: nvrtc`: CUDA C++ for h100 and h200, never run on a card yet.
-    `linear: tma`: linears for many rows by tensor maps, for sm_90, sm_100 and sm_120, never run on a card either. `variants`: ship other builds of a GPU's linears and attention, that `mlsdc tune` chooses among on the card."""
+    """Which compiler's kernels do what where there is a choice. `attention: nvrtc`: CUDA C++ for h100 and h200; `linear: tma`: linears for
+    many rows by tensor maps, for sm_90, sm_100 and sm_120; neither ran on a card yet. `variants`: ship other builds of a GPU's linears and
+    attention, that `mlsdc tune` chooses among on the card."""
 
     attention: str = option("triton", choices=("triton", "nvrtc"))
     linear: str = option("plain", choices=("plain", "tma"))
