@@ -277,13 +277,13 @@ def test_texts_with_other_tiles_are_the_cpus(root: Path, tmp_path: Path, artifac
                 builds.setdefault(key, {})[4 if name.startswith("m16") else 32] = name
     (tmp_path / "x.json").write_text(choice(artifact, target, builds).to_json())
     job = tmp_path / "job.pickle"
-    job.write_bytes(pickle.dumps({"pages": PAGES, "texts": texts, "vocab": VOCAB, "prompts": PROMPTS, "params": PARAMS,
+    job.write_bytes(pickle.dumps({"pages": PAGES, "texts": texts, "vocab": VOCAB, "prompts": PROMPTS[:2], "params": PARAMS[:2],
                                   "kernels": str(tmp_path / "x.json")}))
     command = [sys.executable, "-m", "tests.gpu.run_cuda", str(artifact.root), str(job)]
     done = subprocess.run(command, capture_output=True, text=True, cwd=root, env={**os.environ, "TRITON_INTERPRET": "1"})
     assert done.returncode == 0, done.stderr[-2000:]
     found = json.loads(done.stdout)
-    assert found["texts"] == cpu.texts
+    assert found["texts"] == cpu.texts[:2]
     wanted = {target.kernels[key].variants[name].entry for key, of in builds.items() for name in of.values()}
     assert len(wanted) > len(builds) > 3
     assert wanted <= set(found["entries"])
@@ -381,3 +381,8 @@ def test_of_a_cpu_it_says_that_there_are_none(tiny_cpu: Path, capsys: pytest.Cap
 def test_without_prompts_only_kernels_are_tuned(tiny_cpu: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["tune", str(tiny_cpu)]) == 2
     assert "--prompts: give a file of prompts like yours; only --kernels-only does without" in capsys.readouterr().err
+
+
+def test_a_cpu_takes_no_choice_of_kernels(tiny_cpu: Path, tmp_path: Path) -> None:
+    with pytest.raises(DeviceError, match="x.json: device .* has no kernels to choose among"):
+        Engine.load(tiny_cpu, threads=1, kernel_file=tmp_path / "x.json")
