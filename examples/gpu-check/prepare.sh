@@ -10,7 +10,7 @@ mkdir -p "$out"
 mlsdc compile "$here/../smollm2.yaml" -o "$out/smollm2.mlsdc" --target "$target"
 mlsdc compile "$here/../smollm2.yaml" -o "$out/smollm2-cpu.mlsdc" --target cpu-x86-64-v3
 case $target in
-  h100 | h200) # linears for many rows by TMA, which only Hopper has
+  h100 | h200 | b200 | rtx5090) # linears for many rows by TMA, which Ampere and Ada lack
     mlsdc compile "$here/../smollm2.yaml" -o "$out/smollm2-tma.mlsdc" --target "$target" --set kernels.linear=tma ;;
 esac
 for kv in fp8 int8 int4; do
