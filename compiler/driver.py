@@ -104,7 +104,7 @@ def compile_model(config: Config | Mapping[str, Any] | Path | str, output: Path 
         emitted = [emit(module, target, source.vocab_size) for target in targets]
         kinds = {target.family: target for target in reversed(targets)}  # the first target of each family
         packed = sum(target.packed_bytes(w.type) for target in kinds.values() for level in module.levels for w in weight_nodes(level))
-        memory = [plan_level_memory(config, module, limits, target, programs, source.vocab_size)
+        memory = [plan_level_memory(config, module, limits, target, programs, source.vocab_size, counts)
                   for target, (programs, _) in zip(targets, emitted, strict=True)]
         check_space(folder.parent, packed + BUILD_BYTES * len(targets))
         check_space(Path(tempfile.gettempdir()), BUILD_BYTES)
@@ -264,7 +264,7 @@ def check_support(config: Config, module: Module, targets: Sequence[Target]) -> 
 
 
 def plan_level_memory(config: Config, module: Module, limits: Limits, target: Target,
-                      programs: Mapping[str, Mapping[str, ProgramSpec]], vocab_size: int) -> MemoryPlan:
+                      programs: Mapping[str, Mapping[str, ProgramSpec]], vocab_size: int, counts: Mapping[str, bytes]) -> MemoryPlan:
     """What an artifact will take on a target. The pool must hold one sequence of the full length, its drafts and all levels' pages.
 
     Raises ConfigError, with the table, if it does not or the budget is too small.
@@ -277,7 +277,8 @@ def plan_level_memory(config: Config, module: Module, limits: Limits, target: Ta
             level.name, None if "kv_of" in level.params else level.kv,
             sum(target.packed_bytes(weight.type) for weight in weight_nodes(level)),
             max((program.arena_bytes for program in of_level.values()), default=0), max(logits, default=0),
-            input_widths(level.params, of_level.values(), vocab_size), window_of(level.params)))
+            input_widths(level.params, of_level.values(), vocab_size), window_of(level.params),
+            target.level_bytes(level.kind, level.params, limits, len(counts.get(str(level.params.get("counts")), b"")))))
     plan = plan_memory(needs, limits, pool_bytes=config.memory.pool_bytes, budget=config.memory.total)
     try:
         plan.check(limits.max_model_len)

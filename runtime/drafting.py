@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Sequence
 
 from mlsdc.runtime.controller import Controller, Drafter, Proposal
 from mlsdc.runtime.costs import Costs
-from mlsdc.runtime.device.base import Device
+from mlsdc.runtime.device.base import BoundProgram, Device
 from mlsdc.runtime.levels.base import Level, LevelState
 from mlsdc.runtime.levels.compose import compose
 from mlsdc.runtime.levels.coupling import Draw
@@ -117,10 +117,12 @@ class Drafting:
             asked = self._draft_natively(self._batch, decoding, room, rows, sequences, context)
             self._begin_step(context, asked=asked)
             return
-        wanted = [item for item in decoding if item.budget and self.controller.welcome(self._drafter(item.request), sequences)]
+        start = self.clock()
+        welcome = [(item, self._state(item.request)) for item in decoding
+                 if item.budget and self.controller.welcome(self._drafter(item.request), sequences)]
+        wanted = [item for item, state in welcome if state.prepared]
         if wanted:
-            start = self.clock()
-            states = [self._state(item.request) for item in wanted]
+            states = [state for _, state in welcome if state.prepared]
             trees = level.propose_all(states, [min(item.budget, room) for item in wanted])
             able = [(item, tree) for item, tree in zip(wanted, trees, strict=True) if self._fits(item, tree)]
             proposals = [Proposal(self._drafter(item.request), tree, item.request.params.temperature > 0) for item, tree in able]
@@ -179,12 +181,17 @@ class Drafting:
         return drafter
 
     def _state(self, request: Request) -> LevelState:
+        """The level's state of the request, which has seen all of its committed tokens and where its pages are."""
+        state = self._seen(request)
+        state.place(request.table, request.num_computed)
+        return state
+
+    def _seen(self, request: Request) -> LevelState:
         """The level's state of the request, which has seen all of its committed tokens."""
         state = self._begin(request)
         if request.num_observed < len(request.tokens):
             state.observe(request.tokens[request.num_observed :])
             request.num_observed = len(request.tokens)
-        state.place(request.table, request.num_computed)
         return state
 
     def _begin(self, request: Request) -> LevelState:
@@ -197,6 +204,23 @@ class Drafting:
             if request.params.speculation is not None and request.params.speculation.levels is not None:
                 request.drafter.only(request.params.speculation.levels)
         return request.drafter
+
+    def ahead(self, items: Sequence[StepItem], follow: BoundProgram | None) -> None:
+        """The target's programs are started, not waited for: levels that look ahead work behind them, for the next step."""
+        level = self.level
+        if level is None or not level.looks_ahead or follow is None or self._full:
+            return
+        start = self.clock()
+        states = [self._seen(item.request) if self._goes_on(item) else None for item in items]
+        if any(states):
+            follow.start()
+            level.ahead(states)
+            self._spent_s += self.clock() - start
+
+    def _goes_on(self, item: StepItem) -> bool:
+        """Whether the request may draft in the next step, for all that is known before this one's choices."""
+        request = item.request
+        return request.wish > 0 and request.max_length - len(request.tokens) > 2
 
     def stepped(self, items: Sequence[StepItem], firsts: Sequence[int], rows: Sequence[Sequence[int]]) -> None:
         """Every item's rows of the step that are committed now, the first of them at position `firsts[i]`. Only if `reads_target`."""

@@ -63,6 +63,7 @@ class Engine:
         self._forward = memory.programs["forward"]
         self._commit = memory.programs["commit"]
         self._sample = memory.programs["sample"]
+        self._follow = memory.programs.get("follow")
         self._records = RecordWriter(memory.buffers)
         self._outcome = Outcome(memory.buffers, self.drafting)
         self._inbox: deque[Request] = deque()
@@ -141,10 +142,12 @@ class Engine:
         fill_masks(self._memory.buffers, items)
         self._wake_readers()
         self._forward.start()
+        chose = self._forward
         if self._records.write(items):
-            self._sample.run()
-        else:
-            self._forward.finish()
+            chose = self._sample
+            chose.start()
+        self.drafting.ahead(items, self._follow)
+        chose.finish()
         self._commit_items(items)
         self.drafting.done(items)
         with self._news:

@@ -12,6 +12,7 @@ from mlsdc.runtime.kv_window import window_of
 from mlsdc.runtime.level_pages import level_pool
 from mlsdc.runtime.levels import make_level
 from mlsdc.runtime.levels.base import Level
+from mlsdc.runtime.levels.ngram_ahead import on_device
 from mlsdc.runtime.manifest import LevelInfo
 from mlsdc.runtime.memory_plan import load_plan
 from mlsdc.runtime.plan_file import find as find_plan
@@ -34,6 +35,7 @@ def load_engine(path: str | Path, *, threads: int | None, num_pages: int | None,
         opened.take_kernels(Path(kernel_file) if kernel_file else None)
         levels = [make_level(info, i, opened.native, artifact) for i, info in enumerate(manifest.levels[:-1])]
         memory = opened.load_level(manifest.target_level.name, plan.num_pages)
+        levels = [on_device(level, info, opened, memory) for level, info in zip(levels, manifest.levels, strict=False)]
         slabs = SlabPool(plan.num_slabs, plan.slab_bytes)
         engine = Engine(manifest, opened, memory, levels, tokenizer=tokenizer, slabs=slabs)
         for info, level in zip(manifest.levels, levels, strict=False):

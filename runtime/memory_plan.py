@@ -19,6 +19,7 @@ from mlsdc.runtime.errors import ArtifactError, CapacityError
 from mlsdc.runtime.kv_format import KvGeometry
 from mlsdc.runtime.kv_tail import Tail
 from mlsdc.runtime.kv_window import KvWindow, window_of
+from mlsdc.runtime.levels.ngram_ahead import device_bytes
 from mlsdc.runtime.manifest import LevelInfo, TargetInfo
 from mlsdc.runtime.slabs import slab_bytes_for
 from mlsdc.runtime.step import INPUTS, Limits, input_shape, tail_widths
@@ -37,6 +38,7 @@ class LevelNeed:
     logits: int = 0
     widths: Mapping[str, int] = field(default_factory=dict)  # of step inputs that not every level has
     window: KvWindow | None = None
+    tables: int = 0  # of counts on the device
 
 
 @dataclass(frozen=True)
@@ -53,11 +55,12 @@ class LevelPlan:
     max_model_len: int
     window: KvWindow | None = None
     most_rows: int = 0  # of a sequence in a step
+    tables: int = 0
 
     @property
     def fixed(self) -> int:
         """Bytes that do not depend on who is served."""
-        return self.weights + self.arena + self.buffers
+        return self.weights + self.arena + self.buffers + self.tables
 
     def sequence_bytes(self, context: int, *, drafts: bool = True) -> int:
         """Of the pool, for one sequence of `context` cached tokens; with `drafts` its scratch slab, too."""
@@ -155,7 +158,7 @@ class MemoryPlan:
         """What goes where, a line an item."""
         yield f"{'':24}{'bytes':>16}"
         for level in self.levels:
-            for what in ("weights", "arena", "buffers"):
+            for what in ("weights", "arena", "buffers", "tables"):
                 if value := getattr(level, what):
                     shown = what == "arena" and level.logits
                     of = f"  of these {level.logits:,} logits of {self.limits.max_logit_rows} rows" if shown else ""
@@ -171,7 +174,7 @@ def plan_memory(needs: Sequence[LevelNeed], limits: Limits, *, pool_bytes: int |
                   buffer_bytes(limits, need.kv.page_size if need.kv else NO_PAGES, need.widths, need.kv.tail if need.kv else None)
                   if need.arena else 0,
                   limits.scratch_pages((need.kv.wide or need.kv).page_size) if need.kv else 0, limits.max_model_len, need.window,
-                  limits.max_num_batched_tokens)
+                  limits.max_num_batched_tokens, need.tables)
         for need in needs)
     if pool_bytes is None:
         fixed = sum(level.fixed for level in levels)
@@ -215,8 +218,17 @@ def artifact_needs(artifact: Artifact, target: TargetInfo) -> list[LevelNeed]:
             level.name, None if "kv_of" in level.params else level.kv, weight_bytes(artifact, level, target),
             max((program.arena_bytes for program in programs.values()), default=0),
             max((tap.num_bytes for tap in taps), default=0),
-            input_widths(level.params, programs.values(), artifact.manifest.model.vocab_size), window_of(level.params)))
+            input_widths(level.params, programs.values(), artifact.manifest.model.vocab_size), window_of(level.params),
+            table_bytes(artifact, level, target)))
     return needs
+
+
+def table_bytes(artifact: Artifact, level: LevelInfo, target: TargetInfo) -> int:
+    """Of an n-gram level whose counts lie on the device."""
+    if level.kind != "ngram" or "ngram_clear" not in target.kernels:
+        return 0
+    counts = level.params.get("counts")
+    return device_bytes(level.params, artifact.manifest.limits, artifact.path(str(counts)).stat().st_size if counts else 0)
 
 
 def weight_bytes(artifact: Artifact, level: LevelInfo, target: TargetInfo) -> int:

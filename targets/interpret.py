@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,10 +22,12 @@ import numpy as np
 from mlsdc.runtime.artifact import Artifact
 from mlsdc.runtime.device.base import BoundProgram, Device, LevelMemory
 from mlsdc.runtime.device.binding import level_info, step_buffers
+from mlsdc.runtime.device.kernel_list import Block, KernelCall, KernelList
 from mlsdc.runtime.errors import DeviceError
 from mlsdc.runtime.manifest import TargetInfo
 from mlsdc.runtime.program import ProgramSpec
 from mlsdc.runtime.step import INPUTS, Array
+from mlsdc.targets.interpret_list import InterpretKernelList
 
 PAGE = mmap.PAGESIZE
 GUARD = 256  # bytes of POISON around every array
@@ -117,6 +119,7 @@ class InterpretDevice(Device):
         self.memory = SharedMemory()
         self.worker = Worker(self.memory.fd)
         self._pool: tuple[Array, dict[str, Any]] | None = None
+        self._lists = 0
         try:
             self.worker.ask("open", artifact=str(artifact.root), target=target.name)
         except BaseException:
@@ -125,6 +128,13 @@ class InterpretDevice(Device):
 
     def load_level(self, level: str, num_pages: int) -> InterpretLevel:
         return InterpretLevel(self, level, num_pages)
+
+    def kernel_list(self, target: LevelMemory, blocks: Mapping[str, Block], calls: Sequence[KernelCall]) -> KernelList | None:
+        if any(call.kernel not in self.target.kernels for call in calls):
+            return None
+        assert isinstance(target, InterpretLevel)
+        self._lists += 1
+        return InterpretKernelList(self, target, self._lists, blocks, calls)
 
     def kv_pool(self, num_bytes: int) -> tuple[Array, dict[str, Any]]:
         """The device's KV bytes; the first level to ask says how many. Raises DeviceError."""

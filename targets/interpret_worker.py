@@ -86,10 +86,29 @@ class Level:
         else:
             assert isinstance(arg, PoolArg)
             data = self.regions["pool"].array("pool")[arg.pool :]
-        dtype = ELEMENTS[type_.removeprefix("*")]
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # weights are mapped read-only; no kernel writes them
-            return torch.from_numpy(data[: len(data) // dtype.itemsize * dtype.itemsize]).view(dtype)
+        return tensor(data, type_)
+
+
+def tensor(data: Array, type_: str) -> torch.Tensor:
+    """Bytes as a pointer argument of a type."""
+    dtype = ELEMENTS[type_.removeprefix("*")]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # weights are mapped read-only; no kernel writes them
+        return torch.from_numpy(data[: len(data) // dtype.itemsize * dtype.itemsize]).view(dtype)
+
+
+class KernelList:
+    """A level's own kernels over blocks of their own and step inputs of the target."""
+
+    def __init__(self, target: Level, request: Mapping[str, Any], fd: int) -> None:
+        self.target = target
+        self.blocks = Region(fd, request["blocks"])
+        self.calls: list[dict[str, Any]] = request["calls"]
+
+    def argument(self, arg: Any, type_: str) -> Any:
+        if isinstance(arg, dict):
+            return tensor(self.target.regions["inputs"].array(arg["input"]), type_)
+        return tensor(self.blocks.array(arg), type_) if isinstance(arg, str) else arg
 
 
 class Interpreter:
@@ -97,6 +116,7 @@ class Interpreter:
         self.fd = fd
         self.out = out
         self.levels: dict[str, Level] = {}
+        self.lists: dict[int, KernelList] = {}
         self.functions: dict[str, Any] = {}
 
     def open(self, request: Mapping[str, Any]) -> None:
@@ -111,6 +131,23 @@ class Interpreter:
         spec: ProgramSpec = level.programs[request["program"]]
         for launch in spec.launches[request["first"] : request["first"] + request["count"]]:
             self.launch(level, launch)
+
+    def list(self, request: Mapping[str, Any]) -> None:
+        self.lists[request["number"]] = KernelList(self.levels[request["level"]], request, self.fd)
+
+    def run_list(self, request: Mapping[str, Any]) -> None:
+        """Raises ArtifactError for a kernel that wrote where it must not."""
+        kernels = self.lists[request["number"]]
+        for call in kernels.calls:
+            if call["if_sent"] and not request["sent"]:
+                continue
+            info = self.target.kernels[call["kernel"]]
+            print(f"# {call['kernel']}", file=self.out, flush=True)
+            types = [entry.split(": ")[1] for entry in info.abi[: len(call["args"])]]
+            interpret(self.function(info), call["grid"], [kernels.argument(*pair) for pair in zip(call["args"], types, strict=True)])
+            for region in (kernels.blocks, *kernels.target.regions.values()):
+                if (name := region.broken()) is not None:
+                    raise ArtifactError(f"kernel '{call['kernel']}' wrote outside of its arrays, beside '{name}'")
 
     def launch(self, level: Level, launch: Launch) -> None:
         """Raises ArtifactError for a kernel that wrote where it must not."""

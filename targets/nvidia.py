@@ -20,6 +20,7 @@ from mlsdc.compiler.ops import Op
 from mlsdc.compiler.quantise import F8, Q4, Q8
 from mlsdc.compiler.types import GROUP, Dim, DType, TensorType, Type
 from mlsdc.runtime.kv_format import KvGeometry, to_bf16
+from mlsdc.runtime.levels.ngram_ahead import device_bytes
 from mlsdc.runtime.manifest import TargetInfo
 from mlsdc.runtime.program import ProgramSpec, Tap
 from mlsdc.runtime.step import Limits
@@ -100,7 +101,7 @@ class NvidiaTarget(Target):
     def follow(self) -> Lowering:
         from mlsdc.targets.nvidia_ahead import follow_lowering
 
-        return follow_lowering()
+        return follow_lowering(self.limits)
 
     def grow(self, level: LevelModule, draft: ProgramSpec, vocab_size: int) -> Call | None:
         from mlsdc.targets.nvidia_grow import grow_call
@@ -108,8 +109,12 @@ class NvidiaTarget(Target):
         return grow_call(level, draft, self.limits, vocab_size)
 
     def level_functions(self, kind: str, params: Mapping[str, Any]) -> Sequence[KernelSpec]:
-        """None: counting levels run on the host, in Python where the artifact has no code for it."""
-        return () if kind == "ngram" else super().level_functions(kind, params)
+        from mlsdc.targets.nvidia_ahead import ngram_specs
+
+        return ngram_specs(int(params["order"])) if kind == "ngram" else super().level_functions(kind, params)
+
+    def level_bytes(self, kind: str, params: Mapping[str, Any], limits: Limits, counts_bytes: int) -> int:
+        return device_bytes(params, limits, counts_bytes) if kind == "ngram" else 0
 
     def packed_bytes(self, type_: Type) -> int:
         tensor = self._weight(type_)

@@ -34,6 +34,8 @@ VARIANTS = {
     "rope_table": (Variant(1, 1),),
     "commit": (Variant(4, 1),),
     "follow": (Variant(1, 1),),
+    "ngram_observe": (Variant(1, 1),),
+    "ngram_propose": (Variant(1, 1), Variant(2, 1)),
     "linear_q": (Variant(4, 3), Variant(4, 2), Variant(8, 2), Variant(8, 1)),
     "gated_q": (Variant(4, 3), Variant(4, 2), Variant(8, 2), Variant(8, 1)),
     "linear_a16": (Variant(4, 4), Variant(4, 3), Variant(4, 2), Variant(8, 2), Variant(8, 1)),

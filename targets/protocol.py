@@ -22,6 +22,7 @@ from mlsdc.compiler.types import Type
 from mlsdc.runtime.kv_format import KvGeometry
 from mlsdc.runtime.manifest import TargetInfo
 from mlsdc.runtime.program import Arg, ProgramSpec, Tap
+from mlsdc.runtime.step import Limits
 from mlsdc.targets.hardware import TMA, hopper_only, only
 
 
@@ -164,6 +165,10 @@ class Target(ABC):
         """The launch after each round of a level whose trees grow on the device, for the results of its `draft`; its last two arguments,
         the round and how many there are, are not among them. None: they grow on the host."""
         return None
+
+    def level_bytes(self, kind: str, params: Mapping[str, Any], limits: Limits, counts_bytes: int) -> int:
+        """Of the device's memory, for a level without programs, whose file of counts has so many bytes."""
+        return 0
 
     @abstractmethod
     def packed_bytes(self, type_: Type) -> int:

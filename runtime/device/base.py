@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +13,7 @@ from mlsdc.runtime.errors import DeviceError
 from mlsdc.runtime.step import Array, StepBuffers
 
 if TYPE_CHECKING:
+    from mlsdc.runtime.device.kernel_list import Block, KernelCall, KernelList
     from mlsdc.runtime.memory_plan import MemoryPlan
 
 NativeFunction = Callable[..., Any]
@@ -79,6 +80,16 @@ class Timed(BoundProgram):
     def run(self) -> None:
         start = time.perf_counter()
         self._program.run()
+        self._seconds += time.perf_counter() - start
+
+    def start(self) -> None:
+        start = time.perf_counter()
+        self._program.start()
+        self._seconds += time.perf_counter() - start
+
+    def finish(self) -> None:
+        start = time.perf_counter()
+        self._program.finish()
         self._seconds += time.perf_counter() - start
 
     def take(self) -> float:
@@ -158,6 +169,11 @@ class Device(ABC):
     def host_list(self, calls: Sequence[tuple[str, Sequence[Any]]]) -> HostList:
         """Calls of `native` functions that are made in one go (host_list.py). Raises DeviceError where there are none."""
         raise DeviceError(f"device {self.name}: has no host functions")
+
+    def kernel_list(self, target: LevelMemory, blocks: Mapping[str, Block], calls: Sequence[KernelCall]) -> KernelList | None:
+        """A level's own kernels behind the target's programs, bound at load; None where the artifact has none of these kernels for it.
+        Raises ArtifactError, DeviceError."""
+        return None
 
     @abstractmethod
     def close(self) -> None: ...

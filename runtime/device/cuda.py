@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes as C
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,7 +19,9 @@ from mlsdc.runtime.artifact import Artifact
 from mlsdc.runtime.device.base import BoundProgram, Device, LevelMemory
 from mlsdc.runtime.device.binding import level_info, step_buffers
 from mlsdc.runtime.device.cuda_driver import FREE_SHARED, MAX_DYNAMIC_SHARED, NON_BLOCKING, SHARED_OPTIN, Driver, branch_of, fits
-from mlsdc.runtime.device.cuda_program import CudaFollow, CudaProgram, CudaSample, aligned, input_places, used_inputs
+from mlsdc.runtime.device.cuda_list import CudaKernelList
+from mlsdc.runtime.device.cuda_program import CudaProgram, CudaSample, aligned, input_places, used_inputs
+from mlsdc.runtime.device.kernel_list import Block, KernelCall, KernelList
 from mlsdc.runtime.errors import ArtifactError, DeviceError
 from mlsdc.runtime.kernel_file import DEFAULT, Choice, Gpu, find, kernels_path
 from mlsdc.runtime.manifest import KernelInfo, KernelVariant, LevelInfo, TargetInfo
@@ -30,7 +32,6 @@ if TYPE_CHECKING:
     from mlsdc.runtime.memory_plan import MemoryPlan
 
 CHUNK = 64 << 20  # bytes of weights copied at a time
-KINDS: dict[str, type[CudaProgram]] = {"sample": CudaSample, "follow": CudaFollow}
 
 
 @dataclass(frozen=True)
@@ -116,6 +117,12 @@ class CudaDevice(Device):
         self.use()
         return CudaLevel(self, level, num_pages)
 
+    def kernel_list(self, target: LevelMemory, blocks: Mapping[str, Block], calls: Sequence[KernelCall]) -> KernelList | None:
+        if any(call.kernel not in self.kernels for call in calls):
+            return None
+        assert isinstance(target, CudaLevel)
+        return CudaKernelList(self, target, blocks, calls)
+
     def kernel(self, key: str) -> Kernel:
         if key not in self.kernels:
             raise ArtifactError(f"target {self.target.name}: no kernel '{key}'; compile again")
@@ -149,17 +156,18 @@ class CudaDevice(Device):
             raise DeviceError(
                 f"cuda:{self.index} ({self.gpu}): level '{level}' needs {total:,} bytes ({listed}), {free:,} of {of:,} are free: lower "
                 "memory.kv_pool or limits, or free the GPU")
-        start = self._allocate(sum(aligned(size) for size in parts.values()))
+        start = self.take(sum(aligned(size) for size in parts.values()))
         addresses = {}
         for name, size in parts.items():
             addresses[name] = start
             start += aligned(size)
         if self._pool is None and pool_bytes:
-            self._pool = self._allocate(pool_bytes), pool_bytes
+            self._pool = self.take(pool_bytes), pool_bytes
             self.driver.cuMemsetD8Async(C.c_uint64(self._pool[0]), C.c_ubyte(0), C.c_size_t(pool_bytes), self.stream)
         return addresses, self._pool[0] if self._pool else 0
 
-    def _allocate(self, num_bytes: int) -> int:
+    def take(self, num_bytes: int) -> int:
+        """The address of so many bytes, freed by `close`. Raises DeviceError."""
         address = self.driver.allocate(num_bytes)
         self._memory.append(address)
         return address
@@ -239,7 +247,7 @@ class CudaLevel(LevelMemory):
         results = {name for spec in specs.values() for name in spec.taps}
         read = {name: results & used_inputs([spec]) for name, spec in specs.items()}
         for name in sorted(specs, key=lambda name: (not read[name], name)):  # those that are fed come first, `trees` the last of them
-            self.programs[name] = program = KINDS.get(name, CudaProgram)(self, specs[name])
+            self.programs[name] = program = (CudaSample if name == "sample" else CudaProgram)(self, specs[name])
             self.feeds |= dict.fromkeys(read[name], program)
 
     def brought(self, spec: ProgramSpec) -> set[str]:

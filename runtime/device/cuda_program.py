@@ -288,19 +288,6 @@ class CudaProgram(BoundProgram):
         return ready
 
 
-class CudaFollow(CudaProgram):
-    """`follow`, launched behind those who chose: `forward` brought what it reads, and what it writes stays. Nobody waits for it."""
-
-    def _buckets(self) -> list[tuple[int, ...]]:
-        return []
-
-    def start(self) -> None:
-        self.device.use()
-        header = self.level.counts()
-        for bound in self.launches:
-            bound.enqueue(self.device, header)
-
-
 class CudaSample(CudaProgram):
     """`sample`, launched kernel by kernel: it runs in few steps, and of its large inputs (bias, penalties) next to nothing is used."""
 

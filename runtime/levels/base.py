@@ -53,6 +53,11 @@ class LevelState(ABC):
 
     drawn: Draw | None = None  # how its request draws, if it does
 
+    @property
+    def prepared(self) -> bool:
+        """Whether its request is to be asked in this step; False: what it proposes is being made, and is there in the next one."""
+        return True
+
     @abstractmethod
     def observe(self, tokens: Sequence[int]) -> None: ...
 
@@ -86,6 +91,7 @@ class Level(ABC):
 
     name: str
     kind: str
+    looks_ahead: bool = False  # it works behind the target's programs: `ahead` is to be called
     reads_target: bool = False  # it wants the target's hidden states: its states begin with their request, not with the first draft
 
     @abstractmethod
@@ -103,6 +109,10 @@ class Level(ABC):
         Here: all of it, once the others have started theirs."""
         yield
         return self.propose_all(states, budgets)
+
+    def ahead(self, states: Sequence[LevelState | None]) -> None:
+        """The target's programs of a step and `follow` (runtime/followed.py) are started: work behind them, for the states of the step's
+        sequences, in order, that have observed all that was committed before the step; None: not for that one. Only if `looks_ahead`."""
 
     def stepped(self, states: Sequence[LevelState | None], firsts: Sequence[int], rows: Sequence[Sequence[int]]) -> None:
         """The target has run a step: of its item i, rows `rows[i]` of the step are committed, at positions `firsts[i]` and on.

@@ -65,6 +65,11 @@ class ComposedState(LevelState):
         self.level, self.states = level, states
         self.silent: set[int] = set()  # levels that its request does not let draft
 
+    @property
+    def prepared(self) -> bool:
+        """One of them is: the others propose in the next step."""
+        return any(state.prepared for i, state in enumerate(self.states) if i not in self.silent)
+
     def observe(self, tokens: Sequence[int]) -> None:
         for state in self.states:
             state.observe(tokens)
@@ -107,6 +112,11 @@ class ComposedLevel(Level):
         for i, level in enumerate(self.levels):
             level.stepped([None if state is None else _part(state, i) for state in states], firsts, rows)
 
+    def ahead(self, states: Sequence[LevelState | None]) -> None:
+        for i, level in enumerate(self.levels):
+            if level.looks_ahead:
+                level.ahead([None if state is None or i in _composed(state).silent else _part(state, i) for state in states])
+
     def ask(
         self, index: int, states: Sequence[LevelState], budgets: Sequence[int], below: Sequence[Tree] | None = None) -> Rounds[list[Tree]]:
         """What level `index` makes of the trees `below` (None: it is the lowest); a request that does not let it draft keeps its own."""
@@ -134,6 +144,7 @@ class StackedLevel(ComposedLevel):
         self.levels = (lowest, *above)
         self.name = ">".join(level.name for level in self.levels)
         self.reads_target = any(level.reads_target for level in self.levels)
+        self.looks_ahead = any(level.looks_ahead for level in self.levels)
 
     def propose_all(self, states: Sequence[LevelState], budgets: Sequence[int]) -> list[Tree]:
         trees: list[Tree] | None = None
@@ -153,6 +164,7 @@ class MergedLevel(ComposedLevel):
         self.max_nodes = max_nodes
         self.name = "+".join(level.name for level in levels)
         self.reads_target = any(level.reads_target for level in levels)
+        self.looks_ahead = any(level.looks_ahead for level in levels)
 
     def propose_all(self, states: Sequence[LevelState], budgets: Sequence[int]) -> list[Tree]:
         budgets = [min(budget, self.max_nodes) for budget in budgets]

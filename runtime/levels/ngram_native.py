@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -57,15 +58,31 @@ class NativeNgramLevel(NgramLevel):
         return NativeNgramState(self)
 
 
-def block(num_tokens: int, order: int) -> Array:
-    """An empty state with room for `num_tokens` tokens, u64 words. Tables are at most 3/4 full."""
+class Layout(NamedTuple):
+    """Of a block: the mask of both tables, the first words of its parts, and how many words it has."""
+
+    mask: int
+    contexts: int
+    pairs: int
+    journal: int
+    history: int
+    words: int
+
+
+def layout(num_tokens: int, order: int) -> Layout:
+    """Of a block with room for `num_tokens` tokens. Tables are at most 3/4 full."""
     entries = 1 << max(4, ((order + 1) * num_tokens * 4 // 3).bit_length())
-    contexts = HEADER
-    pairs = contexts + entries * RECORD
+    pairs = HEADER + entries * RECORD
     journal = pairs + entries * PAIR
     history = journal + num_tokens * (order + 1)
-    words = aligned((history + num_tokens,), "u8")
-    words[1:7] = entries - 1, entries - 1, contexts, pairs, journal, history
+    return Layout(entries - 1, HEADER, pairs, journal, history, history + num_tokens)
+
+
+def block(num_tokens: int, order: int) -> Array:
+    """An empty state with room for `num_tokens` tokens, u64 words."""
+    at = layout(num_tokens, order)
+    words = aligned((at.words,), "u8")
+    words[1:7] = at.mask, at.mask, at.contexts, at.pairs, at.journal, at.history
     return words
 
 

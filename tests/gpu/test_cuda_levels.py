@@ -15,10 +15,12 @@ from mlsdc.runtime.device.cuda_program import CudaProgram, powers, tap_bytes
 from mlsdc.runtime.engine import Engine
 from mlsdc.runtime.errors import ArtifactError, DeviceError
 from mlsdc.runtime.levels.grown import GROWN_WORDS, MOST
+from mlsdc.runtime.levels.ngram_ahead import AheadNgramLevel
 from mlsdc.runtime.program import ArenaArg, Tap
 from mlsdc.runtime.sampling_params import SamplingParams
 from mlsdc.runtime.step import Header
 from tests.function_level import sends_all
+from tests.gpu.fake_ahead import FakeAhead
 from tests.gpu.fake_cuda import FakeCuda, Launched
 
 WAITS = ("cuStreamSynchronize", "cuEventSynchronize", "cuMemcpyDtoH_v2", "cuMemcpyHtoD_v2")
@@ -32,6 +34,7 @@ class Answers:
 
     def __init__(self, artifact: Artifact, fake: FakeCuda) -> None:
         self.fake = fake
+        self.ahead = FakeAhead(artifact, fake)
         (target,) = artifact.manifest.targets
         self.names = {key: [entry.split(": ")[0] for entry in info.abi] for key, info in target.kernels.items()}
         self.widths: dict[str, int] = {}  # of a row of `top_k_join`
@@ -51,6 +54,8 @@ class Answers:
             k = width // 2
             row = np.concatenate([-np.arange(k) * 0.5, TOKEN // 4 + np.arange(k), [4.0]]).astype(np.float32)
             self.at(launched, names.index("y_ptr"), launched.grid * width * 4).view(np.float32)[:] = np.tile(row, launched.grid)
+        elif self.ahead.run(launched):
+            return
         elif launched.entry.startswith("argmax_join"):
             self.at(launched, names.index("y_ptr"), launched.grid * 4).view(np.int32)[:] = TOKEN
         elif launched.entry.startswith("grow"):
@@ -84,6 +89,11 @@ class Counted:
         for level in self.engine.drafting.levels[1:]:
             for name, program in level.memory.programs.items():  # type: ignore[attr-defined]
                 program.start = self.counted(f"{level.name}.{name}", program.start)
+        counts, follow = self.engine.drafting.levels[0], self.engine._follow
+        assert isinstance(counts, AheadNgramLevel)
+        assert follow is not None
+        follow.start = self.counted("follow", follow.start)  # type: ignore[method-assign]
+        counts._list.start = self.counted("counts.ahead", counts._list.start)  # type: ignore[method-assign]
 
         def counted() -> bool:
             start, self.commits = len(self.fake.calls), 0
@@ -96,10 +106,10 @@ class Counted:
         self.engine._commit.run = committed  # type: ignore[method-assign]
         self.engine.step = counted  # type: ignore[method-assign]
 
-    def counted(self, name: str, start: Callable[[], None]) -> Callable[[], None]:
-        def counting() -> None:
+    def counted(self, name: str, start: Callable[..., None]) -> Callable[..., None]:
+        def counting(*args: int) -> None:
             self.lists[-1][name] += 1
-            start()
+            start(*args)
 
         return counting
 

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.runtime.once_native import library, ngram_library
+
 pytest.importorskip("triton", reason="triton is not installed (pip install mlsdc[nvidia])")
 
 
@@ -23,3 +25,8 @@ def interpreted(root: Path, *what: str) -> None:
 def test_choices_are_followed_as_the_host_follows_them(root: Path) -> None:
     """Steps of trees, of full ones, of plain rows and of prompts, with choices down long paths and off them."""
     interpreted(root, "follow:40")
+
+
+def test_counts_are_kept_and_trees_proposed_as_the_host_does(root: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Random texts, static tables and draws: trees are the plain state's; blocks and chances, bit for bit, those of the CPU's code."""
+    interpreted(root, str(library(tmp_path_factory, *ngram_library())), "ngram:4")
