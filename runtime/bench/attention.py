@@ -15,19 +15,18 @@ import argparse
 import re
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
-
-import numpy as np
+from typing import Any
 
 from mlsdc.runtime.artifact import Artifact
+from mlsdc.runtime.bench.rig import Rig
 from mlsdc.runtime.bench.spread import Figure, by_round, interleave
 from mlsdc.runtime.bench.stream import StreamRead
-from mlsdc.runtime.device import open_device
 from mlsdc.runtime.device.cpu import CpuDevice
 from mlsdc.runtime.errors import CapacityError, DeviceError
-from mlsdc.runtime.step import Header
-from mlsdc.runtime.tree import ancestor_words, chain
 
 ATTEND = re.compile(r"attend_q(?P<heads>\d+)_")
 KINDS = {
@@ -37,82 +36,48 @@ KINDS = {
 REAL_TOKENS = 512  # that are computed; their pages are copied
 
 
-class Sequences:
+class Sequences(Rig):
     """An artifact's target level with `batch` sequences of `context` tokens, ready for steps of `set_decode` and `set_verify`."""
 
     def __init__(self, path: Path, batch: int, context: int, rows: int, threads: int | None) -> None:
         """Raises ArtifactError, DeviceError, CapacityError for more than the artifact's limits."""
-        artifact = Artifact.open(path)
-        level, limits = artifact.manifest.target_level, artifact.manifest.limits
-        assert level.kv is not None
+        limits = Artifact.open(path).manifest.limits
         if batch > min(limits.max_num_seqs, limits.max_logit_rows) or rows > min(limits.max_tree_nodes + 1, limits.max_logit_rows):
             raise CapacityError(f"{path}: {batch} sequences and {rows} rows: its limits are {limits}")
         if context + rows > limits.max_model_len:
             raise CapacityError(f"{path}: a context of {context} tokens and {rows} rows: limits.max_model_len is {limits.max_model_len}")
-        self.name, self.context, self.batch, self.geometry = path.name, context, batch, level.kv
-        self._vocab_size = artifact.manifest.model.vocab_size
-        self._rng = np.random.default_rng(0)
-        device = open_device(artifact, artifact.pick_target("auto"), threads=threads)
-        if not isinstance(device, CpuDevice):
-            raise DeviceError(f"device '{device.name}': this measures CPUs")
-        self.device = device
-        kv = level.kv
-        per = limits.pages_per_seq(kv.page_size)
-        slab = limits.scratch_pages(kv.page_size if kv.wide is None else kv.wide.page_size)
-        tail = 0 if kv.tail is None else kv.tail.num_pages
-        wide = kv if kv.wide is None else kv.wide
-        first = -(-batch * per * kv.page_bytes // wide.page_bytes)  # tails and scratch slabs lie behind all pages
-        size = (first + batch * (tail + slab)) * wide.page_bytes
-        self.memory = device.load_level(level.name, -(-size // kv.page_bytes))
-        self.forward = self.memory.programs["forward"]
-        places = first + np.arange(batch * (tail + slab)).reshape(batch, -1)
-        buffers = self.memory.buffers
-        if tail:
-            buffers.tail_table[:batch, :tail] = places[:, :tail]
-        buffers.scratch_table[:batch, :slab] = places[:, tail:]
-        buffers.page_table[:batch] = self._rng.permutation(batch * per).reshape(batch, per)
-        self._fill(min(REAL_TOKENS, context), limits.max_num_batched_tokens, tail)
+        self.name, self.context, self.batch = path.name, context, batch
+        super().__init__(path, threads=threads, sequences=batch)
+        shape = self.places.pages.shape
+        self.places = replace(self.places, pages=self._rng.permutation(shape[0] * shape[1]).reshape(shape))
+        real = min(REAL_TOKENS, context)
+        self.fill(real)
+        self._copy(max(1, real // self.geometry.page_size))
 
-    def _fill(self, tokens: int, most: int, tail: int) -> None:
-        memory, size = self.memory, self.geometry.page_size
-        for start in range(0, tokens, most):
-            self._set(0, start, min(most, tokens - start), drafted=False)
-            self.forward.run()
-        table, real = memory.buffers.page_table[: self.batch], max(1, tokens // size)
+    def open_stream(self) -> Any:
+        """None: one is read for all artifacts. Raises DeviceError for GPUs."""
+        if not isinstance(self.device, CpuDevice):
+            raise DeviceError(f"device '{self.device.name}': this measures CPUs")
+        self.cpu = self.device
+
+    def _copy(self, real: int) -> None:
+        """The first `real` pages of the first sequence, again and again, to all others."""
+        table, tails = self.places.pages, self.places.tails
         for seq in range(self.batch):
             for page in range(table.shape[1]):
                 if seq or page >= real:
-                    memory.copy_page(int(table[0, page % real]), int(table[seq, page]))
-            for place in range(tail if seq else 0):
-                memory.copy_wide(int(memory.buffers.tail_table[0, place]), int(memory.buffers.tail_table[seq, place]))
-
-    def _set(self, seq: int, context: int, rows: int, *, drafted: bool) -> None:
-        """Put rows of a sequence at the end of the step; `seq` 0 begins one."""
-        buffers = self.memory.buffers
-        header = buffers.header
-        if seq == 0:
-            header[:] = 0
-        at, out = int(header[Header.ROWS]), rows if drafted else 1
-        here = slice(at, at + rows)
-        tokens = self._rng.integers(0, self._vocab_size, rows)
-        buffers.tokens[here] = tokens
-        buffers.positions[here] = range(context, context + rows)
-        buffers.row_seq[here] = seq
-        buffers.row_slot[here] = range(rows) if drafted else -1
-        buffers.ancestors[here] = ancestor_words(chain(tokens[1:].tolist())) if drafted else 0
-        buffers.seq_ctx[seq], buffers.seq_row[seq], buffers.seq_rows[seq] = context, at, rows
-        outs = int(header[Header.OUT])
-        buffers.out_rows[outs : outs + out] = range(at + rows - out, at + rows)
-        header[Header.ROWS], header[Header.SEQS], header[Header.OUT] = at + rows, seq + 1, outs + out
+                    self.memory.copy_page(int(table[0, page % real]), int(table[seq, page]))
+            for place in range(tails.shape[1] if seq else 0):
+                self.memory.copy_wide(int(tails[0, place]), int(tails[seq, place]))
 
     def set_decode(self) -> None:
         """One committed row of every sequence."""
         for seq in range(self.batch):
-            self._set(seq, self.context, 1, drafted=False)
+            self.add_rows(seq, self.context, 1, drafted=False)
 
     def set_verify(self, rows: int) -> None:
         """A chain of drafted rows of the first sequence, or with one row a plain one."""
-        self._set(0, self.context, rows, drafted=rows > 1)
+        self.add_rows(0, self.context, rows, drafted=rows > 1)
 
     def step_s(self) -> float:
         start = time.perf_counter()
@@ -129,12 +94,17 @@ class Sequences:
     @property
     def heads(self) -> int:
         """Query heads of a layer."""
-        return next(int(match["heads"]) for kernel in self.device.target.kernels if (match := ATTEND.match(kernel)))
+        return next(int(match["heads"]) for kernel in self.cpu.target.kernels if (match := ATTEND.match(kernel)))
 
 
 def measure(paths: list[Path], batch: int, context: int, rows: int, rounds: int, threads: int | None) -> list[Figure]:
     """Figures of all artifacts, from interleaved rounds."""
-    opened = [Sequences(path, batch, context, rows, threads) for path in paths]
+    with ExitStack() as stack:
+        opened = [stack.enter_context(Sequences(path, batch, context, rows, threads)) for path in paths]
+        return compared(opened, paths, batch, context, rows, rounds)
+
+
+def compared(opened: Sequence[Sequences], paths: Sequence[Path], batch: int, context: int, rows: int, rounds: int) -> list[Figure]:
     if len({one.name for one in opened}) < len(opened):
         for one, path in zip(opened, paths, strict=True):
             one.name = str(path)
@@ -156,10 +126,10 @@ def measure(paths: list[Path], batch: int, context: int, rows: int, rounds: int,
         for count in (0, 1, rows):
             cases[f"{one.name} {count}"] = lambda one=one, count=count: attention(f"{one.name} {count}", one, count)  # type: ignore[misc]
     found = interleave(cases, rounds)
-    figures = [Figure("streaming read", "GB/s", tuple(x / 1e9 for x in found["stream"]), f"{opened[0].device.threads} threads")]
+    figures = [Figure("streaming read", "GB/s", tuple(x / 1e9 for x in found["stream"]), f"{opened[0].cpu.threads} threads")]
     first = found[f"{opened[0].name} step"]
     for one in opened:
-        kv, cores = one.geometry, one.device.threads
+        kv, cores = one.geometry, one.cpu.threads
         alone, steps = found[f"{one.name} 0"], found[f"{one.name} step"]
         read = tuple(batch * context * kv.bytes_per_token / x for x in alone)
         each = batch * context * kv.num_layers * kv.num_kv_heads
@@ -178,8 +148,6 @@ def measure(paths: list[Path], batch: int, context: int, rows: int, rounds: int,
         for kind in dict.fromkeys((*KINDS.values(), "the rest")):
             part = tuple(100 * x[kind] / sum(x.values()) for x in shares)
             figures.append(Figure(f"{one.name}: {kind}, share", "%", part, "of a decode step"))
-    for one in opened:
-        one.device.close()
     return figures
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -18,14 +19,15 @@ from mlsdc.runtime.errors import CapacityError
 from mlsdc.runtime.kv_format import KvGeometry
 from mlsdc.runtime.request import Result
 from mlsdc.runtime.sampling_params import SamplingParams
-from mlsdc.runtime.step import Header, Limits
+from mlsdc.runtime.step import Array, Header, Limits
 from mlsdc.runtime.tree import ancestor_words, chain
 
 
 class Rig:
-    """One sequence at a time. Prompts are random tokens, never the same twice, so that no prefix is found again."""
+    """One sequence at a time, or `sequences` with pages of their own. Prompts are random tokens, never the same twice, so that no prefix is
+    found again."""
 
-    def __init__(self, path: str | Path, *, threads: int | None = None, device: str = "auto", seed: int = 0) -> None:
+    def __init__(self, path: str | Path, *, threads: int | None = None, device: str = "auto", seed: int = 0, sequences: int = 1) -> None:
         """Raises ArtifactError, DeviceError."""
         self.artifact = Artifact.open(path)
         self.manifest = self.artifact.manifest
@@ -37,9 +39,8 @@ class Rig:
         self.device = open_device(self.artifact, target, threads=threads)
         try:
             self.device.take_kernels()
-            self._pages = self.limits.pages_per_seq(self.geometry.page_size)
-            self._scratch, self._tail, num_pages = place_pages(self.geometry, self.limits, self._pages)
-            self.memory = self.device.load_level(level.name, num_pages)
+            self.places = place_pages(self.geometry, self.limits, sequences)
+            self.memory = self.device.load_level(level.name, self.places.num_pages)
             self.engine = Engine(self.manifest, self.device, self.memory)
             self.forward = self.memory.programs["forward"]
             self.stream = self.open_stream()
@@ -55,7 +56,7 @@ class Rig:
         """The streaming read that figures are compared with. Raises DeviceError for a device that has none."""
         return StreamRead(self.device)
 
-    def __enter__(self) -> Rig:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
@@ -89,25 +90,33 @@ class Rig:
 
         Raises CapacityError for more than the artifact's limits.
         """
-        limits, buffers = self.limits, self.memory.buffers
+        limits = self.limits
         most = min(limits.max_tree_nodes + 1, limits.max_logit_rows) if drafted else limits.max_num_batched_tokens
         if rows > most:
             raise CapacityError(f"a step of {rows} rows: this artifact has at most {most}; compile with larger limits")
         if context + rows > limits.max_model_len:
             raise CapacityError(f"a context of {context} tokens and {rows} rows: limits.max_model_len is {limits.max_model_len}")
-        out = rows if drafted else 1
-        buffers.tokens[:rows] = self.tokens(rows)
-        buffers.positions[:rows] = range(context, context + rows)
-        buffers.row_seq[:rows] = 0
-        buffers.row_slot[:rows] = range(rows) if drafted else -1
-        buffers.ancestors[:rows] = ancestor_words(chain(self.tokens(rows - 1))) if drafted else 0
-        buffers.seq_ctx[0], buffers.seq_row[0], buffers.seq_rows[0] = context, 0, rows
-        buffers.page_table[0, : self._pages] = range(self._pages)
-        buffers.scratch_table[0, : len(self._scratch)] = self._scratch
-        buffers.tail_table[0, : len(self._tail)] = self._tail
-        buffers.out_rows[:out] = range(rows - out, rows)
-        buffers.header[:4] = 0
-        buffers.header[Header.ROWS], buffers.header[Header.SEQS], buffers.header[Header.OUT] = rows, 1, out
+        self.add_rows(0, context, rows, drafted=drafted)
+
+    def add_rows(self, seq: int, context: int, rows: int, *, drafted: bool) -> None:
+        """The same of sequence `seq`, behind the rows of those before it in the step; 0 begins one."""
+        buffers, places = self.memory.buffers, self.places
+        header = buffers.header
+        if seq == 0:
+            header[:4] = 0
+        at, outs, out = int(header[Header.ROWS]), int(header[Header.OUT]), rows if drafted else 1
+        here, tokens = slice(at, at + rows), self.tokens(rows)
+        buffers.tokens[here] = tokens
+        buffers.positions[here] = range(context, context + rows)
+        buffers.row_seq[here] = seq
+        buffers.row_slot[here] = range(rows) if drafted else -1
+        buffers.ancestors[here] = ancestor_words(chain(tokens[1:])) if drafted else 0
+        buffers.seq_ctx[seq], buffers.seq_row[seq], buffers.seq_rows[seq] = context, at, rows
+        buffers.page_table[seq, : places.pages.shape[1]] = places.pages[seq]
+        buffers.scratch_table[seq, : places.scratch.shape[1]] = places.scratch[seq]
+        buffers.tail_table[seq, : places.tails.shape[1]] = places.tails[seq]
+        buffers.out_rows[outs : outs + out] = range(at + rows - out, at + rows)
+        header[Header.ROWS], header[Header.SEQS], header[Header.OUT] = at + rows, seq + 1, outs + out
 
     def seconds(self, steps: int) -> float:
         """Mean time of the step that is set, over `steps` runs."""
@@ -124,14 +133,21 @@ class PlainRig(Rig):
         return None
 
 
-def place_pages(geometry: KvGeometry, limits: Limits, pages: int) -> tuple[range, range, int]:
-    """Where a sequence's drafted rows lie behind its `pages`, its tail (of a grouped format: wide pages, as those of the rows are then),
-    and how many pages that takes in all."""
-    tail, wide = geometry.tail, geometry.wide
-    if tail is None or wide is None:
-        end = pages + limits.scratch_pages(geometry.page_size)
-        return range(pages, end), range(0), end
-    first = -(-pages * geometry.page_bytes // wide.page_bytes)
-    middle = first + limits.scratch_pages(tail.page_size)
-    end = middle + tail.num_pages
-    return range(first, middle), range(middle, end), -(-end * wide.page_bytes // geometry.page_bytes)
+@dataclass(frozen=True)
+class Places:
+    """Where sequences lie in a pool of `num_pages` pages, a row each: pages, then tails (of a grouped format) and scratch slabs, both in
+    wide pages where the format has them."""
+
+    pages: Array
+    tails: Array
+    scratch: Array
+    num_pages: int
+
+
+def place_pages(geometry: KvGeometry, limits: Limits, sequences: int = 1) -> Places:
+    per, wide, tail = limits.pages_per_seq(geometry.page_size), geometry.wide or geometry, geometry.tail
+    kept, slab = tail.num_pages if tail else 0, limits.scratch_pages(wide.page_size)
+    first = -(-sequences * per * geometry.page_bytes // wide.page_bytes)
+    behind = first + np.arange(sequences * (kept + slab)).reshape(sequences, -1)
+    end = (first + behind.size) * wide.page_bytes
+    return Places(np.arange(sequences * per).reshape(sequences, -1), behind[:, :kept], behind[:, kept:], -(-end // geometry.page_bytes))

@@ -143,8 +143,7 @@ class KernelBench:
         limits, buffers = self.level.limits, self.level.buffers
         rows = min(size, limits.max_num_batched_tokens)
         seqs = min(rows, limits.max_num_seqs)
-        pages = limits.pages_per_seq(self.geometry.page_size)
-        scratch, tail, _ = place_pages(self.geometry, limits, pages)
+        places = place_pages(self.geometry, limits)
         shares = np.array_split(np.arange(rows), seqs)
         buffers.tokens[:rows] = 1
         buffers.row_slot[:rows], buffers.ancestors[:rows] = -1, 0
@@ -152,9 +151,9 @@ class KernelBench:
             buffers.row_seq[share] = seq
             buffers.positions[share] = context + np.arange(len(share))
             buffers.seq_ctx[seq], buffers.seq_row[seq], buffers.seq_rows[seq] = context, share[0], len(share)
-            buffers.page_table[seq, :pages] = range(pages)
-            buffers.scratch_table[seq, : len(scratch)] = scratch
-            buffers.tail_table[seq, : len(tail)] = tail
+            for table, of_one in ((buffers.page_table, places.pages), (buffers.scratch_table, places.scratch),
+                                  (buffers.tail_table, places.tails)):
+                table[seq, : of_one.shape[1]] = of_one[0]
         out = min(size, limits.max_logit_rows, rows)
         buffers.out_rows[:out] = range(out)
         buffers.header[:4] = 0

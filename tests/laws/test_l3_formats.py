@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -11,27 +10,17 @@ from mlsdc.runtime.engine import Engine
 from mlsdc.runtime.sampling_params import SamplingParams, Speculation
 from mlsdc.runtime.slabs import SlabPool, slab_bytes_for
 from tests.function_level import FunctionLevel, sends_all
+from tests.laws.formats import FORMATS, tiny_of
 from tests.laws.proposers import Known
-from tests.laws.tiny import VOCAB, config
-from tests.once import once
+from tests.laws.tiny import VOCAB
 
-FORMATS: dict[str, dict[str, Any]] = {
-    "per token": {"keys": "int8", "values": "int4-token"}, "grouped": {"dtype": "int4", "skip_layers": [0]},
-}
 TEXT = [(i * 7 + i // 5) % 250 + 1 for i in range(400)]
 PROMPTS = [TEXT[:3], TEXT[:37], TEXT[:70], TEXT[50:170], TEXT[:150], [5, 6, 7] * 30]
 
 
 @pytest.fixture(scope="session", params=FORMATS)
-def artifact(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Path:
-    from mlsdc.compiler import compile_model
-
-    def make(folder: Path) -> None:
-        given: dict[str, Any] = config(tiny_model)
-        given["target"] = {**given["target"], "kv": {"page_size": 16, **FORMATS[request.param]}}
-        compile_model(given, folder / "tiny.mlsdc")
-
-    return once(tmp_path_factory, f"laws-tiny-{request.param.replace(' ', '-')}", make) / "tiny.mlsdc"
+def artifact(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_of(tmp_path_factory, request.param)
 
 
 def over(engine: Engine, level: FunctionLevel, sequences: float) -> Engine:
