@@ -88,7 +88,8 @@ def by_pairs(target: NvidiaTarget, node: Node, params: ExpertLinear | ExpertLine
 
 
 def tiles_of(kind: type[Tiles], params: ExpertLinear | ExpertLinearQ, programs: int, wide: bool, sm: int) -> Tiles:
-    """The same linear by tiles, in programs that stay. On sm_100 integer dots of 128 columns spill (nvidia_rows.wide_tiles)."""
-    shape = {"block_m": 64, "block_n": 32 if sm == 100 and kind is P.ExpertTilesQ else 64} if wide else {}
+    """The same linear by tiles, in programs that stay. 64 columns spill of f32 dots on sm_80, as do wide integer dots on sm_100."""
+    narrow = getattr(params, "dtype", "") == "f32" or (sm == 100 and kind is P.ExpertTilesQ)
+    shape = {"block_m": 64, "block_n": 32 if narrow else 64} if wide else {}
     same = {field.name: getattr(params, field.name) for field in fields(params)} | {"most_programs": programs} | shape
     return kind(**same)

@@ -49,7 +49,8 @@ def test_one_kind_of_kernel_runs_for_any_number_of_rows(dtype: DType, rows: int)
     assert [call.spec.template.startswith("expert_plan") for call in chosen] == ([False] if few else [True, False])
 
 
-@pytest.mark.parametrize(("gpu", "dtype", "exact"), [("h100", DType.Q8, True), ("a100", DType.Q4, True), ("l40s", DType.BF16, False)])
+@pytest.mark.parametrize(("gpu", "dtype", "exact"), [("h100", DType.Q8, True), ("a100", DType.Q4, True), ("l40s", DType.BF16, False),
+                                                   ("a100", DType.F32, False)])
 def test_kernels_of_sorted_pairs_stay_in_registers(tmp_path: Path, gpu: str, dtype: DType, exact: bool) -> None:
     specs = [call.spec for call in calls(gpu, dtype, exact)]
     built = NvidiaTarget(gpu, SERVING, exact).build(specs, tmp_path).kernels
@@ -57,7 +58,7 @@ def test_kernels_of_sorted_pairs_stay_in_registers(tmp_path: Path, gpu: str, dty
         used = built[spec.key].resources
         assert used["stack_bytes"] == 0
         if spec.template.startswith("expert_tiles"):
-            assert used["tensor_ops"] > 0
+            assert (used["tensor_ops"] > 0) is (dtype is not DType.F32)  # f32: exact products
             assert used["async_copies"] > 0
 
 
