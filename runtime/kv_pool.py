@@ -1,8 +1,7 @@
 """The pages of one level: who owns which, what can be reused, and what is left.
 
-Reuse goes by chains of full pages: a page is known by the page before it and its own tokens, compared in full, so two prompts that differ
-anywhere before a page never share it. A known page that nobody owns stays cached until its room is needed. Known pages are full, and
-full pages are never written again. A fork shares its parent's last page too, which is not full: whoever writes first copies it (`append`).
+Reuse goes by chains of full pages (known_pages.py). Known pages are full, and full pages are never written again. A fork shares its
+parent's last page too, which is not full: whoever writes first copies it (`append`).
 
 A sequence also owns its scratch slab: the pages drafted rows are written to (law L3). Pages come from slabs that levels lend each other
 (slabs.py); a slab is asked for when the free list is empty, before cached pages go.
@@ -15,10 +14,10 @@ A level with a window (kv_window.py) gives pages back that no later row reads: s
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 
 from mlsdc.runtime.errors import CapacityError
+from mlsdc.runtime.known_pages import KnownPages
 from mlsdc.runtime.kv_tables import ROOT, PageTable
 from mlsdc.runtime.kv_window import KvWindow
 from mlsdc.runtime.pages import CopyPage, Pages, no_copy
@@ -30,25 +29,20 @@ __all__ = ["KvPool", "PageTable"]
 CHECKPOINT_TOKENS = 512  # a long prompt's tail is kept at every multiple, where that is a page boundary
 
 
-class KvPool(Pages):
+class KvPool(KnownPages):
     """One level's pages of `page_size` tokens and `page_bytes` bytes, and its wide pages, if its format is a grouped one."""
 
     def __init__(self, slabs: SlabPool, page_size: int, page_bytes: int, *, copy_page: CopyPage = no_copy, reuse: bool = True,
                  wide: WidePages | None = None, window: KvWindow | None = None, most_rows: int = 0) -> None:
         """`most_rows`: of a sequence in one step; a pool with a window wants to know."""
-        super().__init__(slabs, page_bytes, copy_page=copy_page)
+        super().__init__(slabs, page_size, page_bytes, copy_page=copy_page)
         if wide is not None and wide.tail.group != page_size:
             raise CapacityError(f"kv pool: pages of {page_size} tokens, groups of {wide.tail.group}: a group is a page")
-        self.page_size = page_size
         self.reuse = reuse
         self.wide = wide
         self.window = window
         self.most_rows = most_rows
         self._tables: dict[PageTable, None] = {}  # those that own pages
-        self._known: dict[tuple[int, tuple[int, ...]], tuple[int, int]] = {}  # (chain before, tokens) -> (page, chain)
-        self._key: dict[int, tuple[int, tuple[int, ...]]] = {}  # page -> its entry in `_known`
-        self._idle: OrderedDict[int, None] = OrderedDict()  # cached pages, least recently used first
-        self._next_chain = ROOT + 1
         if wide is not None:
             wide.tables = self._tables
 
@@ -240,10 +234,7 @@ class KvPool(Pages):
             if known is None and table.num_sealed < table.gap_end and table.num_sealed >= table.gap_start:
                 return  # a fork's page that was given back and forgotten: what follows it can not be found either
             if known is None:
-                page = table.pages[table.num_sealed]
-                known = self._known[key] = (page, self._next_chain)
-                self._key[page] = key
-                self._next_chain += 1
+                known = self._enter(key, table.pages[table.num_sealed])
             table.num_sealed += 1
             table.chain = known[1]
         if self.wide is not None and table.num_sealed * size > table.checkpoint:
@@ -371,55 +362,16 @@ class KvPool(Pages):
         table.checkpoint, table.rolling = boundary, chain if made and not kept else ROOT
 
     def _find(self, tokens: Sequence[int]) -> tuple[list[int], int]:
-        pages: list[int] = []
-        chains = [ROOT]
-        size = self.page_size
-        if not self.reuse or not self._known:
-            return pages, ROOT
-        while (start := len(pages) * size) + size < len(tokens):
-            known = self._known.get((chains[-1], tuple(tokens[start : start + size])))
-            if known is None:
-                break
-            pages.append(known[0])
-            chains.append(known[1])
+        """Known pages to begin with, and their chain: of a grouped format as far as a checkpoint."""
+        pages, chains = self._longest(tokens) if self.reuse else ([], [ROOT])
         while self.wide is not None and pages and not self.wide.has(chains[-1]):
             pages.pop()
             chains.pop()
         return pages, chains[-1]
 
-    # --- what an idle page is ---
-
-    @property
-    def num_idle(self) -> int:
-        return len(self._idle)
-
-    def _is_idle(self, page: int) -> bool:
-        return page in self._idle
-
-    def _rest(self, page: int) -> bool:
-        if page not in self._key:
-            return False
-        self._idle[page] = None
-        return True
-
-    def _wake(self, page: int) -> None:
-        self._idle.pop(page, None)
-
-    def _reclaim(self) -> int:
-        page = next(iter(self._idle))
-        self._forget(page)
-        return page
-
-    def _forget(self, page: int) -> None:
-        del self._idle[page]
-        _, chain = self._known.pop(self._key.pop(page))
+    def _forgotten(self, chain: int) -> None:
         if self.wide is not None:
             self.wide.drop(chain)
-
-    def _follow(self, page: int, new: int) -> None:
-        if page in self._key:
-            key = self._key[new] = self._key.pop(page)
-            self._known[key] = (new, self._known[key][1])
 
     def _renamed(self, moved: Mapping[int, int]) -> None:
         for table in self._tables:
