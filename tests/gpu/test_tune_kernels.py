@@ -366,6 +366,7 @@ def test_the_command_writes_beside_the_artifact_and_other_verbs_show_it(
     for verb in (["explain", str(copy)], ["inspect", str(copy), "--kernels"]):
         assert main(verb) == 0
         assert "kernels  of h100 on Fake GPU, sm_90, a driver for CUDA 12.4: " in capsys.readouterr().out
+    monkeypatch.setattr(cuda_driver, "load_library", FakeCuda)
     with Engine.load(copy, device="cuda") as engine:
         changed = len(KernelFile.read(kernels_path(copy)).changed)
         assert engine.device.kernel_note == f"copy.kernels.json: other builds of {changed} kernels"
