@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from mlsdc.compiler.cli_gpu_ahead import ahead_lines
 from mlsdc.compiler.cli_gpu_sampling import Found, sampling_lines
 from mlsdc.compiler.graph import Graph, Input, Node, Weight
 from mlsdc.compiler.interpret_state import fill_page
@@ -48,8 +49,8 @@ class KernelNumerics:
 
 
 def kernel_numerics(rig: Rig, graph: Graph, notes: list[str]) -> list[KernelNumerics]:
-    """Of every kernel of a prompt's step, of a chain's behind it, of the choices, and of the commit. Without torch of the choices only,
-    and a note."""
+    """Of every kernel of a prompt's step, of a chain's behind it, of the choices, of the commit, and of what is behind the choices. Without
+    torch of the choices and what is behind them only, and a note."""
     rig._rng = np.random.default_rng(2)
     lines: dict[str, list[Found]] = defaultdict(list)
     try:
@@ -61,16 +62,17 @@ def kernel_numerics(rig: Rig, graph: Graph, notes: list[str]) -> list[KernelNume
         compared: Iterator[Found] = sampling_lines(rig)
     else:
         compared = all_lines(rig, graph)
-    for line in compared:
-        lines[line[0]].append(line)
+    for found in (compared, ahead_lines(rig)):
+        for line in found:
+            lines[line[0]].append(line)
     programs = rig.artifact.programs(rig.manifest.target_level.name, rig.device.target)  # type: ignore[attr-defined]
-    nodes = {node for found in lines.values() for _, node, _, _ in found}
+    nodes = {node for every in lines.values() for _, node, _, _ in every}
     beside = {launch.kernel for spec in programs.values() for launch in spec.launches if launch.node in nodes}
     if "commit" in lines:
         beside |= set(programs["commit"].kernels())
     left = sorted({kernel for spec in programs.values() for kernel in spec.kernels()} - set(lines) - beside)
     notes.append(f"not compared one by one: {', '.join(left) or 'none'}")
-    worst = {kernel: max(found, key=lambda line: line[2] / max(line[3], 1e-30)) for kernel, found in lines.items()}
+    worst = {kernel: max(every, key=lambda line: line[2] / max(line[3], 1e-30)) for kernel, every in lines.items()}
     return [KernelNumerics(kernel, len(lines[kernel]), node, float(np.nan_to_num(error, nan=np.inf)), allowed)
             for kernel, (_, node, error, allowed) in sorted(worst.items())]
 

@@ -70,12 +70,6 @@ def _range(rows: int) -> int:
     return 11 + (rows > 24) if rows <= 32 else min(7 + (rows - 1).bit_length(), RANGES - 1)
 
 
-@cache
-def _all_ranges(bits: int) -> Array:
-    """`ranges` of all row counts of so many bits, kept."""
-    return ranges((1 << bits) - 1)
-
-
 def _line(xs: Sequence[int], ys: Sequence[float], x: float) -> float:
     """Through the points, on the last two lines beyond them."""
     if len(xs) == 1:
@@ -119,11 +113,13 @@ class Costs:
 
     def line(self, rows: int, more: int, context: int) -> list[float]:
         """`step_s` of `rows` rows, and of `rows` + 1, … `rows` + `more` rows with drafts: a choice looks at all of them, every step."""
-        raw = self.raw(context, rows + more)
-        factors = np.array([self._factor(i, drafted=True) for i in range(RANGES)])
-        longer = slice(rows + 1, rows + more + 1)
-        drafted: list[float] = (raw[longer] * factors[_all_ranges((rows + more).bit_length())[longer]]).tolist()
-        return [self.step_s(rows, context), *drafted]
+        found, last, factor = [self.step_s(rows, context)], -1, 1.0
+        for count, seconds in enumerate(self.raw(context, rows + more)[rows + 1 : rows + more + 1].tolist(), rows + 1):
+            i = _range(count)
+            if i != last:
+                last, factor = i, self._factor(i, drafted=True)
+            found.append(seconds * factor)
+        return found
 
     def stale(self, rows: int) -> bool:
         """Whether plain steps of so many rows should be tried: there were hardly any, or none for long."""

@@ -128,6 +128,8 @@ class CudaProgram(BoundProgram):
         self._staged = {name: level.device.pinned(getattr(level.buffers, name).nbytes) for name in self.results}
         self._taps = {name: self._readers_block(name, tap) for name, tap in spec.taps.items() if name != "logits"}  # few ask for logits
         self._runs = self._contiguous()
+        self._copies = [(name, block[offset : offset + array.nbytes], array.reshape(-1).view(np.uint8))
+                        for block, arrays in self._runs for name, offset, array in arrays]
         self._fed: set[str] = set()  # inputs of the next run that another program's copies bring
         self._graphs: dict[tuple[int, ...], C.c_void_p] = {}
         self._started = False
@@ -149,10 +151,9 @@ class CudaProgram(BoundProgram):
         self.device.use()
         if self._epoch == self.device.epoch:
             self.device.synchronise()
-        for block, arrays in self._runs:
-            for name, offset, array in arrays:
-                if name not in self._fed:
-                    block[offset : offset + array.nbytes] = array.reshape(-1).view(np.uint8)
+        for name, aside, array in self._copies:
+            if name not in self._fed:
+                aside[:] = array
         self._fed.clear()
         graph = self._graphs[self._bucket()]
         self.device.driver.cuGraphLaunch(graph, self.device.stream)

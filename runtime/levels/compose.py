@@ -112,8 +112,18 @@ class ComposedLevel(Level):
         for i, level in enumerate(self.levels):
             level.stepped([None if state is None else _part(state, i) for state in states], firsts, rows)
 
+    @property
+    def looks_ahead(self) -> bool:  # type: ignore[override]
+        """Some levels know it once they are bound."""
+        return any(level.looks_ahead for level in self.forerunners)
+
+    @property
+    def forerunners(self) -> Sequence[Level]:
+        """Those that may look ahead."""
+        return self.levels
+
     def ahead(self, states: Sequence[LevelState | None]) -> None:
-        for i, level in enumerate(self.levels):
+        for i, level in enumerate(self.forerunners):
             if level.looks_ahead:
                 level.ahead([None if state is None or i in _composed(state).silent else _part(state, i) for state in states])
 
@@ -144,7 +154,11 @@ class StackedLevel(ComposedLevel):
         self.levels = (lowest, *above)
         self.name = ">".join(level.name for level in self.levels)
         self.reads_target = any(level.reads_target for level in self.levels)
-        self.looks_ahead = any(level.looks_ahead for level in self.levels)
+
+    @property
+    def forerunners(self) -> Sequence[Level]:
+        """The lowest: those above judge what it proposed, and what they drafted without it would never be used."""
+        return self.levels[:1]
 
     def propose_all(self, states: Sequence[LevelState], budgets: Sequence[int]) -> list[Tree]:
         trees: list[Tree] | None = None
@@ -164,7 +178,6 @@ class MergedLevel(ComposedLevel):
         self.max_nodes = max_nodes
         self.name = "+".join(level.name for level in levels)
         self.reads_target = any(level.reads_target for level in levels)
-        self.looks_ahead = any(level.looks_ahead for level in levels)
 
     def propose_all(self, states: Sequence[LevelState], budgets: Sequence[int]) -> list[Tree]:
         budgets = [min(budget, self.max_nodes) for budget in budgets]

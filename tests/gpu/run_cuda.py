@@ -7,6 +7,7 @@ import ctypes as C
 import json
 import os
 import pickle
+import struct
 import sys
 import tempfile
 from pathlib import Path
@@ -66,7 +67,7 @@ class Interpreted:
                 args.append(descriptor(typed, made.sizes[::-1], tiles))
                 continue
             if not type_.startswith("*"):
-                args.append(int.from_bytes(value, "little", signed=True))
+                args.append(struct.unpack("<f", value)[0] if type_ == "f32" else int.from_bytes(value, "little", signed=True))
                 continue
             dtype = ELEMENTS[type_[1:]]
             data = self.fake.block(int.from_bytes(value, "little"))
