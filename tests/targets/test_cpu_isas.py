@@ -1,4 +1,4 @@
-"""Every kind of CPU kernel on every ISA that runs here, aarch64 under qemu: facts of test_cpu_kernels and test_cpu_attention."""
+"""Every kind of CPU kernel on every ISA that runs here, aarch64 under qemu: facts of test_cpu_kernels, _lookups and _attention."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pytest
 
 import tests.targets.test_cpu_attention as attention
 import tests.targets.test_cpu_kernels as kernels
+import tests.targets.test_cpu_lookups as lookups
 from mlsdc.compiler.graph import Builder, Graph
 from mlsdc.compiler.interpret_core import UNARY
 from mlsdc.compiler.ops_core import Unary
@@ -34,7 +35,8 @@ def unary_graph(fn: str) -> Graph:
 
 def build(factory: pytest.TempPathFactory, isa: CpuIsa) -> dict[str, Machine]:
     """Machines over test_cpu_kernels' and test_cpu_attention's limits."""
-    graphs = [*(kernels.GRAPHS[name] for name in (*ROW_WISE, *TABLES)), *(unary_graph(fn) for fn in UNARIES)]
+    graphs = [*(kernels.GRAPHS[name] for name in ROW_WISE), *(lookups.GRAPHS[name] for name in TABLES)]
+    graphs += [unary_graph(fn) for fn in UNARIES]
     attends = [attention.GRAPHS[name] for name in ("smollm2", "smollm2 a8", "narrow slice")]
     make = Machine.build if isa.arch == platform.machine().lower() else QemuMachine.build
     return {
@@ -92,11 +94,11 @@ def test_rope_is_the_rotation_rounded_twice(machine: Machine, name: str) -> None
 
 
 def test_tables_are_read_and_made_as_on_any_machine(machine: Machine) -> None:
-    kernels.test_embedding_rows_are_the_tables_dequantised(machine, 8.0)
-    kernels.test_embedding_rows_are_the_bf16_tables(machine, 8.0)
-    kernels.test_rope_angles_are_right_up_to_long_contexts(machine, 32, 1.0)
-    kernels.test_gathered_rows_are_copies(machine)
-    kernels.test_argmax_of_rows_that_are_not_numbers_is_an_id(machine, 1008, 1000)
+    lookups.test_embedding_rows_are_the_tables_dequantised(machine, 8.0)
+    lookups.test_embedding_rows_are_the_bf16_tables(machine, 8.0)
+    lookups.test_rope_angles_are_right_up_to_long_contexts(machine, 32, 1.0)
+    lookups.test_gathered_rows_are_copies(machine)
+    lookups.test_argmax_of_rows_that_are_not_numbers_is_an_id(machine, 1008, 1000)
 
 
 @pytest.mark.parametrize("fn", UNARIES)
