@@ -110,8 +110,8 @@ def say(artifact: Path, device: str, prompts: Sequence[list[int]], tokens: int) 
                 {name: level.drafted for name, level in levels.items()}, {name: level.accepted for name, level in levels.items()})
 
 
-def record(level: Level, trees: list[tuple[tuple[int, ...], tuple[int, ...]]]) -> None:
-    """What the level proposes from now on goes to `trees`, too."""
+def record(level: Level, trees: list[tuple[tuple[int, ...], tuple[int, ...]]], whole: list[Tree] | None = None) -> None:
+    """What the level proposes from now on goes to `trees`, too, and to `whole` with all that is said of it."""
     at_once, rounds, above = level.propose_all, level.propose_rounds, getattr(level, "propose_above", None)
 
     last: list[Tree] = []
@@ -120,6 +120,8 @@ def record(level: Level, trees: list[tuple[tuple[int, ...], tuple[int, ...]]]) -
         nonlocal last
         if found is not last:  # one way to propose may be by another
             trees.extend((tuple(tree.tokens), tuple(tree.parents)) for tree in found)
+            if whole is not None:
+                whole.extend(found)
         last = found
         return found
 
