@@ -34,13 +34,13 @@ from mlsdc.compiler.text import print_graph
 from mlsdc.compiler.weight_origin import origins
 from mlsdc.compiler.weights import read_weight
 from mlsdc.passes import PassOptions, default_pipeline
-from mlsdc.passes.emit_program import emit_lowering, emit_program, emit_trees, merge_specs
+from mlsdc.passes.emit_program import emit_ahead, emit_lowering, emit_program, emit_trees, merge_specs
 from mlsdc.passes.shard import Shard, is_split, of_rank
 from mlsdc.runtime.artifact import rank_file
 from mlsdc.runtime.device.binding import input_widths
 from mlsdc.runtime.errors import CapacityError
 from mlsdc.runtime.kv_window import window_of
-from mlsdc.runtime.levels.grown import PROGRAM
+from mlsdc.runtime.levels.grown import AHEAD, PROGRAM
 from mlsdc.runtime.manifest import LevelInfo, Manifest, ModelInfo, Plan
 from mlsdc.runtime.memory_plan import LevelNeed, MemoryPlan, plan_memory
 from mlsdc.runtime.program import ProgramSpec
@@ -322,6 +322,11 @@ def emit(module: Module, target: Target, vocab_size: int) -> tuple[dict[str, dic
             if draft is not None and (call := target.grow(level, draft, vocab_size)) is not None:
                 programs[level.name][PROGRAM], kernels = emit_trees(draft, call, int(level.params["depth"]))
                 groups.append(kernels)
+    own = programs[module.target.name]
+    for level in module.levels[:-1]:
+        if level.name in programs and (parts := target.ahead(level, programs[level.name], own)) is not None:
+            programs[level.name][AHEAD], kernels = emit_ahead(level.name, programs[level.name], parts)
+            groups.append(kernels)
     return programs, merge_specs(groups)
 
 

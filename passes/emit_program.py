@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -11,7 +11,7 @@ from mlsdc.compiler.graph import Graph, Input, Weight
 from mlsdc.compiler.types import Dim, DType, TensorType
 from mlsdc.passes.plan_buffers import plan_buffers
 from mlsdc.passes.select_kernels import select_kernels
-from mlsdc.runtime.levels.grown import PROGRAM
+from mlsdc.runtime.levels.grown import AHEAD, PROGRAM
 from mlsdc.runtime.program import ArenaArg, Arg, InputArg, IntArg, Launch, Mapped, ProgramSpec, Tap, TensorMapArg, WeightArg
 from mlsdc.runtime.step import INPUTS
 from mlsdc.targets.protocol import Call, CallArg, KernelSpec, Lowering, MapRef, Target, TempRef, ValueRef
@@ -74,6 +74,22 @@ def emit_trees(draft: ProgramSpec, grow: Call, rounds: int) -> tuple[ProgramSpec
         call = replace(grow, args=(*grow.args, IntArg(at), IntArg(rounds)))
         launches += (*draft.launches, launch(PROGRAM, call, _no_values))
     return ProgramSpec(PROGRAM, draft.level, draft.arena_bytes, tuple(launches), {}), (grow.spec,)
+
+
+def emit_ahead(level: str, programs: Mapping[str, ProgramSpec], parts: Sequence[Call | str]) -> tuple[ProgramSpec, tuple[KernelSpec, ...]]:
+    """Launches, and a level's own programs between them, as one that runs behind the target's step. What the last one reports, it does."""
+    launches: list[Launch] = []
+    specs: list[KernelSpec] = []
+    taps: Mapping[str, Tap] = {}
+    for part in parts:
+        if isinstance(part, str):
+            launches += programs[part].launches
+            taps = programs[part].taps
+        else:
+            launches.append(launch(AHEAD, part, _no_values))
+            specs.append(part.spec)
+    arena_bytes = max(programs[part].arena_bytes for part in parts if isinstance(part, str))
+    return ProgramSpec(AHEAD, level, arena_bytes, tuple(launches), dict(taps)), tuple(specs)
 
 
 def launch(node: str, call: Call, resolve: Callable[[CallArg], Arg]) -> Launch:

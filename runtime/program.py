@@ -45,6 +45,20 @@ class PoolArg:
 
 
 @dataclass(frozen=True)
+class TargetArenaArg:
+    """Address of a byte offset in the arena of the target's level: what its `forward` has left there, for lists that run behind it."""
+
+    target_arena: int
+
+
+@dataclass(frozen=True)
+class TargetInputArg:
+    """Address of a step input of the target's level."""
+
+    target_input: str
+
+
+@dataclass(frozen=True)
 class IntArg:
     int: int
 
@@ -69,8 +83,9 @@ class TensorMapArg:
     map: Mapped
 
 
-Arg = Union[WeightArg, ArenaArg, InputArg, PoolArg, IntArg, FloatArg, TensorMapArg]
-_ARGS: dict[str, type[Arg]] = {"weight": WeightArg, "arena": ArenaArg, "input": InputArg, "pool": PoolArg, "int": IntArg, "float": FloatArg}
+Arg = Union[WeightArg, ArenaArg, InputArg, PoolArg, TargetArenaArg, TargetInputArg, IntArg, FloatArg, TensorMapArg]
+_ARGS: dict[str, type[Arg]] = {"weight": WeightArg, "arena": ArenaArg, "input": InputArg, "pool": PoolArg, "int": IntArg, "float": FloatArg,
+                               "target_arena": TargetArenaArg, "target_input": TargetInputArg}
 
 
 @dataclass(frozen=True)
@@ -147,8 +162,9 @@ class ProgramSpec:
             if launch.count is not None and launch.count not in Header.__members__:
                 raise ValueError(f"{launch.node}: count '{launch.count}' is not a header word")
             for arg in launch.args:
-                if isinstance(arg, InputArg) and arg.input not in INPUTS:
-                    raise ValueError(f"{launch.node}: '{arg.input}' is not a step input")
+                name = arg.input if isinstance(arg, InputArg) else arg.target_input if isinstance(arg, TargetInputArg) else None
+                if name is not None and name not in INPUTS:
+                    raise ValueError(f"{launch.node}: '{name}' is not a step input")
 
 
 def _plain(launch: Launch) -> dict[str, object]:

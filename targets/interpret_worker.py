@@ -21,7 +21,20 @@ from mlsdc.runtime.artifact import Artifact
 from mlsdc.runtime.device.binding import level_info, weight_tensors
 from mlsdc.runtime.errors import ArtifactError, MlsdcError
 from mlsdc.runtime.manifest import KernelInfo
-from mlsdc.runtime.program import ArenaArg, Arg, FloatArg, InputArg, IntArg, Launch, PoolArg, ProgramSpec, TensorMapArg, WeightArg
+from mlsdc.runtime.program import (
+    ArenaArg,
+    Arg,
+    FloatArg,
+    InputArg,
+    IntArg,
+    Launch,
+    PoolArg,
+    ProgramSpec,
+    TargetArenaArg,
+    TargetInputArg,
+    TensorMapArg,
+    WeightArg,
+)
 from mlsdc.runtime.step import Array, Header
 from mlsdc.runtime.tensor_map import tiles_of
 from mlsdc.targets.interpret import POISON
@@ -55,7 +68,10 @@ class Region:
 
 
 class Level:
-    def __init__(self, artifact: Artifact, target: str, request: Mapping[str, Any], fd: int) -> None:
+    """One level; `first` is the one that was loaded first, the artifact's target, None for itself."""
+
+    def __init__(self, artifact: Artifact, target: str, request: Mapping[str, Any], fd: int, first: Level | None) -> None:
+        self.first = first or self
         info = level_info(artifact, request["level"])
         self.regions = {name: Region(fd, request[name]) for name in ("pool", "inputs", "arena") if request[name] is not None}
         self.weights = weight_tensors(artifact, info, target)
@@ -81,6 +97,10 @@ class Level:
             data = self.weights[arg.weight].reshape(-1).view(np.uint8)
         elif isinstance(arg, InputArg):
             data = self.regions["inputs"].array(arg.input)
+        elif isinstance(arg, TargetInputArg):
+            data = self.first.regions["inputs"].array(arg.target_input)
+        elif isinstance(arg, TargetArenaArg):
+            data = self.first.regions["arena"].array("arena")[arg.target_arena :]
         elif isinstance(arg, ArenaArg):
             data = self.regions["arena"].array("arena")[arg.arena :]
         else:
@@ -124,7 +144,8 @@ class Interpreter:
         self.target = next(target for target in self.artifact.manifest.targets if target.name == request["target"])
 
     def level(self, request: Mapping[str, Any]) -> None:
-        self.levels[request["level"]] = Level(self.artifact, self.target.name, request, self.fd)
+        self.levels[request["level"]] = Level(
+            self.artifact, self.target.name, request, self.fd, next(iter(self.levels.values()), None))
 
     def run(self, request: Mapping[str, Any]) -> None:
         level = self.levels[request["level"]]

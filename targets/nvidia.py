@@ -108,6 +108,12 @@ class NvidiaTarget(Target):
 
         return grow_call(level, draft, self.limits, vocab_size)
 
+    def ahead(self, level: LevelModule, programs: Mapping[str, ProgramSpec], target: Mapping[str, ProgramSpec]
+              ) -> Sequence[Call | str] | None:
+        from mlsdc.targets.nvidia_grow import ahead_calls
+
+        return ahead_calls(level, programs, target, self.limits)
+
     def level_functions(self, kind: str, params: Mapping[str, Any]) -> Sequence[KernelSpec]:
         from mlsdc.targets.nvidia_ahead import ngram_specs
 

@@ -170,6 +170,12 @@ class Target(ABC):
         """Of the device's memory, for a level without programs, whose file of counts has so many bytes."""
         return 0
 
+    def ahead(self, level: LevelModule, programs: Mapping[str, ProgramSpec], target: Mapping[str, ProgramSpec]
+              ) -> Sequence[Call | str] | None:
+        """How a level drafts behind the target's step, before the host knows what came of it: launches, and names of the level's own
+        `programs` to run between them. None: it drafts when the host does."""
+        return None
+
     @abstractmethod
     def packed_bytes(self, type_: Type) -> int:
         """Bytes of a weight of this type in the target's layout."""

@@ -32,7 +32,7 @@ def input_widths(params: Mapping[str, Any], specs: Iterable[ProgramSpec], vocab_
     if "masks" in used:
         widths["masks"] = mask_words(vocab_size)
     if "growth" in used:
-        widths |= grown_widths(given, "rows_hidden" in used)
+        widths |= grown_widths(given, used)
     return widths
 
 

@@ -24,8 +24,9 @@ from mlsdc.runtime.device.cuda_program import CudaProgram, CudaSample, aligned, 
 from mlsdc.runtime.device.kernel_list import Block, KernelCall, KernelList
 from mlsdc.runtime.errors import ArtifactError, DeviceError
 from mlsdc.runtime.kernel_file import DEFAULT, Choice, Gpu, find, kernels_path
+from mlsdc.runtime.levels.grown import AHEAD, MADE_THERE
 from mlsdc.runtime.manifest import KernelInfo, KernelVariant, LevelInfo, TargetInfo
-from mlsdc.runtime.program import ArenaArg, Arg, InputArg, Launch, PoolArg, ProgramSpec, WeightArg
+from mlsdc.runtime.program import ArenaArg, Arg, InputArg, Launch, PoolArg, ProgramSpec, TargetArenaArg, TargetInputArg, WeightArg
 from mlsdc.runtime.step import INPUTS, Array, Header, Limits
 
 if TYPE_CHECKING:
@@ -56,6 +57,7 @@ class CudaDevice(Device):
         self._pinned: list[C.c_void_p] = []
         self._context: C.c_void_p | None = None
         self._pool: tuple[int, int] | None = None
+        self.first: CudaLevel | None = None  # the level that was loaded first: the artifact's target
         self.epoch = 0  # synchronisations so far
         self.graphs: list[C.c_void_p] = []
         self.weights: dict[str, dict[str, int]] = {}  # level -> tensor -> address
@@ -224,6 +226,7 @@ class CudaLevel(LevelMemory):
         info = level_info(device.artifact, level)
         specs = device.artifact.programs(level, device.target)
         self.device = device
+        self.first = device.first = device.first or self
         self.num_pages = num_pages
         self.page_bytes = info.kv.page_bytes if info.kv else 0
         self.wide_bytes = info.kv.wide.page_bytes if info.kv and info.kv.wide else 0
@@ -251,7 +254,10 @@ class CudaLevel(LevelMemory):
             self.feeds |= dict.fromkeys(read[name], program)
 
     def brought(self, spec: ProgramSpec) -> set[str]:
-        """Step inputs that a program brings to the GPU: those it reads, and `forward` also those of `follow`, which starts behind it."""
+        """Step inputs that a program brings to the GPU: those it reads, and `forward` also those of `follow`, which starts behind it. What
+        a list behind that makes itself, it does not bring."""
+        if spec.name == AHEAD:
+            return used_inputs([spec]) - MADE_THERE
         if self._behind is None or spec.name not in ("forward", "follow"):
             return used_inputs([spec])
         return used_inputs([spec, self._behind]) if spec.name == "forward" else set()
@@ -303,5 +309,9 @@ class CudaLevel(LevelMemory):
             return self.arena + arg.arena
         if isinstance(arg, InputArg):
             return self.inputs + self.places[arg.input]
+        if isinstance(arg, TargetInputArg):
+            return self.first.inputs + self.first.places[arg.target_input]
+        if isinstance(arg, TargetArenaArg):
+            return self.first.arena + arg.target_arena
         assert isinstance(arg, PoolArg)
         return self.pool + arg.pool

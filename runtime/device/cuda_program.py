@@ -128,7 +128,7 @@ class CudaProgram(BoundProgram):
         self._staged = {name: level.device.pinned(getattr(level.buffers, name).nbytes) for name in self.results}
         self._taps = {name: self._readers_block(name, tap) for name, tap in spec.taps.items() if name != "logits"}  # few ask for logits
         self._runs = self._contiguous()
-        self._copies = [(name, block[offset : offset + array.nbytes], array.reshape(-1).view(np.uint8))
+        self._copies = [(name, block[offset : offset + array.nbytes], array.reshape(-1).view(np.uint8), array[:1].nbytes * is_wide(name))
                         for block, arrays in self._runs for name, offset, array in arrays]
         self._fed: set[str] = set()  # inputs of the next run that another program's copies bring
         self._graphs: dict[tuple[int, ...], C.c_void_p] = {}
@@ -151,9 +151,11 @@ class CudaProgram(BoundProgram):
         self.device.use()
         if self._epoch == self.device.epoch:
             self.device.synchronise()
-        for name, aside, array in self._copies:
+        rows = int(self.level.buffers.header[Header.ROWS])
+        for name, aside, array, row_bytes in self._copies:
             if name not in self._fed:
-                aside[:] = array
+                size = rows * row_bytes if row_bytes else len(aside)
+                aside[:size] = array[:size]
         self._fed.clear()
         graph = self._graphs[self._bucket()]
         self.device.driver.cuGraphLaunch(graph, self.device.stream)
@@ -227,7 +229,8 @@ class CudaProgram(BoundProgram):
         return self.level.device.pinned(tap.num_bytes)
 
     def _contiguous(self) -> list[tuple[Array, list[tuple[str, int, Array]]]]:
-        """Page-locked copies of the inputs that lie side by side on the GPU, each with the arrays to be copied into it."""
+        """Page-locked copies of the inputs that lie side by side on the GPU, each with the arrays to be copied into it. Wide ones have
+        their own: of them only a graph's rows are copied."""
         runs: list[tuple[Array, list[tuple[str, int, Array]]]] = []
         self._targets: list[int] = []
         names = sorted(self._reads, key=self.level.places.__getitem__)
@@ -235,7 +238,8 @@ class CudaProgram(BoundProgram):
         for i, name in enumerate(names):
             group.append(name)
             end = self.level.places[name] + aligned(getattr(self.level.buffers, name).nbytes)
-            if i + 1 < len(names) and self.level.places[names[i + 1]] == end:
+            after = names[i + 1] if i + 1 < len(names) else ""
+            if after and self.level.places[after] == end and not is_wide(name) and not is_wide(after):
                 continue
             start = self.level.places[group[0]]
             block = self.device.pinned(end - start)
@@ -270,8 +274,10 @@ class CudaProgram(BoundProgram):
         driver, stream, level = self.device.driver, self.device.stream, self.level
         header = dict(zip(self.counts, bucket, strict=True))
         driver.cuStreamBeginCapture_v2(stream, THREAD_LOCAL)
-        for (block, _), target in zip(self._runs, self._targets, strict=True):
-            driver.cuMemcpyHtoDAsync_v2(C.c_uint64(target), C.c_void_p(block.ctypes.data), C.c_size_t(len(block)), stream)
+        for (block, arrays), target in zip(self._runs, self._targets, strict=True):
+            name, _, array = arrays[0]
+            size = array[: header["ROWS"]].nbytes if is_wide(name) and "ROWS" in header else len(block)
+            driver.cuMemcpyHtoDAsync_v2(C.c_uint64(target), C.c_void_p(block.ctypes.data), C.c_size_t(size), stream)
         for bound in self.launches:
             bound.enqueue(self.device, header)
         for name, staged in self._staged.items():
@@ -325,6 +331,11 @@ class CudaSample(CudaProgram):
             used = int(self.level.buffers.sampling[seq].view(np.int32)[SPARSE[name]])
             if used:
                 yield seq * array[0].nbytes, array[seq, :used]
+
+
+def is_wide(name: str) -> bool:
+    """A step input with many numbers a row: hidden states."""
+    return INPUTS[name][1].startswith("rows x")
 
 
 def tap_bytes(tap: Tap, header: Mapping[str, int], limits: Limits) -> int:

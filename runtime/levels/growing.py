@@ -166,16 +166,20 @@ class GrowingLevel(Level):
         assert self.trees is not None
         stride = min(SPREAD, self.most_rows // len(growths))
         for seq, (growth, turn, last) in enumerate(zip(growths, turns, lasts, strict=True)):
-            values = {Growing.BUDGET: growth.budget, Growing.COMMITTED: growth.committed, Growing.STRIDE: stride,
-                      Growing.SLOTS: growth.slots, Growing.MOST_SLOTS: self.most_slots, Growing.ROOT: growth.root,
-                      Growing.SHIFT: growth.shift, Growing.TURN: turn,
-                      Growing.FLOOR: self.log_floor, Growing.LEAST: self.least, Growing.LAST: last}
+            values = self.record(growth.budget, growth.committed, stride, turn, growth.shift) | {
+                Growing.SLOTS: growth.slots, Growing.ROOT: growth.root, Growing.LAST: last}
             write_record(self.buffers.growth[seq], values, growth.draw)
         self._say(rows, len(growths), len(growths), later=stride * len(growths))
         self.trees.start()
         yield
         self.trees.finish()
-        return [read_tree(self.buffers, seq, self.index) for seq in range(len(growths))]
+        return [read_tree(self.buffers.grown[seq], self.index) for seq in range(len(growths))]
+
+    def record(self, budget: int, committed: int, stride: int, turn: int, shift: int) -> dict[Growing, float]:
+        """What the device is told of a tree whose first guesses are made by a row in a page."""
+        return {Growing.BUDGET: budget, Growing.COMMITTED: committed, Growing.STRIDE: stride, Growing.SLOTS: 0,
+                Growing.MOST_SLOTS: self.most_slots, Growing.ROOT: 0, Growing.SHIFT: shift, Growing.TURN: turn,
+                Growing.FLOOR: self.log_floor, Growing.LEAST: self.least, Growing.LAST: 0}
 
     def grow(self, growths: Sequence[Growth], rounds: int) -> Rounds[None]:
         """Up to `rounds` runs of the program, each for the likeliest waiting nodes of all requests."""

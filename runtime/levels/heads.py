@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -16,6 +17,7 @@ from mlsdc.runtime.artifact import Artifact
 from mlsdc.runtime.device.base import LevelMemory, NativeFunction
 from mlsdc.runtime.errors import ArtifactError
 from mlsdc.runtime.kv_pool import KvPool
+from mlsdc.runtime.levels.ahead import Ahead
 from mlsdc.runtime.levels.base import Level, LevelState, Rounds, finished
 from mlsdc.runtime.levels.coupling import Draws
 from mlsdc.runtime.levels.growing import draft_ids
@@ -53,10 +55,13 @@ class HeadLevel(Level):
 
     def bind(self, memory: LevelMemory, target: LevelMemory, pool: KvPool | None) -> None:
         self.memory, self.pool = memory, pool
+        self.behind: Ahead[Any] | None = Ahead.of(memory, target)
+        self.looks_ahead = self.behind is not None
         self.buffers = memory.buffers
         self._forward = target.programs["forward"]
 
     def stepped(self, states: Sequence[LevelState | None], firsts: Sequence[int], rows: Sequence[Sequence[int]]) -> None:
+        self.collect()
         taps = [self._forward.tap(f"hidden.{tap}") for tap in self.taps]
         for state, first, of_item in zip(states, firsts, rows, strict=True):
             if isinstance(state, HeadState) and len(of_item):
@@ -75,6 +80,9 @@ class HeadLevel(Level):
                 trees[i] = tree
         return trees
 
+    def collect(self) -> None:
+        """What was drafted behind the step that has been waited for goes to the states."""
+
     @abstractmethod
     def draft(self, states: Sequence[HeadState], budgets: Sequence[int]) -> Rounds[list[Tree]]:
         """Trees of requests that are ready, all of them at once."""
@@ -88,11 +96,13 @@ class HeadState(LevelState):
         self.tokens: list[int] = []
         self.ring: Array = np.zeros((0, level.width), np.float32)
         self.kept_from = self.kept_to = 0
+        self.following = False  # runtime/levels/ahead.py
 
     def observe(self, tokens: Sequence[int]) -> None:
         self.tokens += tokens
 
     def rollback(self, num_tokens: int) -> None:
+        self.following = False
         del self.tokens[max(0, len(self.tokens) - num_tokens) :]
         self.kept_to = min(self.kept_to, max(self.kept_from, len(self.tokens) - 1))
 
@@ -140,6 +150,7 @@ class HeadState(LevelState):
 
     def restart(self) -> None:
         """What was made of earlier hidden states is of no use any more."""
+        self.following = False
 
 
 def best_first(budget: int, floor: float, roots: Array, expand: Callable[[int], Array | None]) -> tuple[list[int], list[int], list[float]]:
