@@ -15,11 +15,13 @@ INCLUDE = re.compile(r'(?:include|from) "triton/([^"]+\.jinja)"')
 FORMAT = re.compile(r'include "triton/(\w+_)" ~ [^"]+ ~ "([^"]+)"')
 
 DIGESTS = {
+    "ahead_rows": "1fdc625f757a3274f0b1d5713b880b7118fe38ecd78138d53e5e8f417da95ac5",
     "append_kv": "e43880931eb4c735ad51d7dd259420a694f98e912f3e1d572719fa68c985ff36",
     "argmax_join": "150b58019f82cf691b0f67c1cdbf75df349ba1e70371f0a6413e52f02e0ad877",
     "argmax_part": "ff21092b79beaf7b60fa9e13534b37281538eeb95d26662d222ec1c811d3cfb1",
     "attend_combine": "76c59e1b1853c9f590caafbba350951e0dd7e6fe234e0765cec3980a235c6bf6",
     "attend_split": "98e67a6237fd9695a36e077a8bc5f2c2cc15cd56b0c2586b75200217ebbb4eb4",
+    "bring_rows": "e17015ea91d72b78937151dfbfa4c242d03b27b62ddb5d182c9effa95f4b5333",
     "commit": "8b87eff5e4c97df2eb25216084d25d3cf7c92830431e3f08e3a167546e0119fe",
     "elementwise": "3117296f7769dcafd9011ba262faedf357a4075425263d3c925b89295e44e2f8",
     "embed": "83b0f75d3726078bb985ca4783d041942eaad363e8236f94c7494caba0e1544d",
@@ -37,7 +39,7 @@ DIGESTS = {
     "gated_q_tma": "db79993f9a422d955320eb4a9074df23327b292ff5d0d616ca14608208258ca1",
     "gated_tma": "8346631fb197ba90a1017cac5d477f619d6252d6d4d38e1c13aa0f32926ef60d",
     "gather_rows": "361895e454f7b868f68c00a9d34dd9e531208bbaa56e7218f4edf62b0dfbe380",
-    "grow": "49f72ac007d04f3a9bfbaad6806ba5626d6e2d5c22801abe2cd39ff6131e01ea",
+    "grow": "99d177fd1b30136029c70d4e96db030a977387a3905c97de05183fb9ba24c953",
     "linear": "ad441efd71dfe01b448d70b9b1f06d211a14abfa5f1f2dbb564d20a1c663199b",
     "linear_a16": "ec1ad5f76295701902cc07db84b27d669507d8dc6790408d157b47249e90c8d8",
     "linear_q": "d8eb3b9e75170aab070e3247677553a39581997d4c29b419bf060985c2735f8d",

@@ -15,6 +15,7 @@ from mlsdc.runtime.artifact import Artifact
 from mlsdc.runtime.device.cuda import CudaLevel
 from mlsdc.runtime.levels.base import LevelState
 from mlsdc.runtime.levels.coupling import Draw
+from mlsdc.runtime.levels.grown import GROWN_WORDS, GROWTH_WORDS, Growing
 from mlsdc.runtime.levels.ngram import NgramLevel, NgramState
 from mlsdc.runtime.step import FOLLOWED_WORDS, Header
 from tests.gpu.fake_cuda import FakeCuda, Launched
@@ -32,8 +33,8 @@ class FakeAhead:
         self.blocks: dict[int, NgramState] = {}
 
     def run(self, launched: Launched) -> bool:
-        name = launched.entry.partition("_order")[0]
-        if name not in ("follow", "ngram_clear", "ngram_observe", "ngram_propose"):
+        name = launched.entry.partition("_order")[0].partition("_t")[0]
+        if name not in ("follow", "ngram_clear", "ngram_observe", "ngram_propose", "ahead_rows"):
             return False
         getattr(self, name)(launched.grid, Arguments(self, launched))
         return True
@@ -83,6 +84,14 @@ class FakeAhead:
             result[: W.RESULT] = len(tree), len(state.history), state.history[-1] if state.history else -1, 0
             for i, values in enumerate((tree.tokens, tree.parents, np.exp(np.array(tree.logq)).astype(np.float32).view(np.int32))):
                 result[W.RESULT + i * nodes : W.RESULT + i * nodes + len(tree)] = values
+
+    def ahead_rows(self, grid: int, a: Arguments) -> None:
+        """Of the rows that levels with programs make, only where they end: what the host compares."""
+        for at in range(int(a.array("header")[Header.SEQS])):
+            record, grown = a.array("growth")[at * GROWTH_WORDS :], a.array("grown")[at * GROWN_WORDS :]
+            words = a.array("followed")[int(record[Growing.OF]) * FOLLOWED_WORDS :]
+            count = max(int(words[F.NUM_TOKENS]), 1)
+            grown[1], grown[2] = record[Growing.COMMITTED] + count, words[F.TOKENS + count - 1]
 
     def holds(self, row: list[int], tokens: int) -> bool:
         state = self.blocks.get(row[W.BLOCK])
@@ -145,8 +154,8 @@ class Arguments:
         """From the argument's address to the end of its allocation."""
         i, type_ = self.types[name]
         data = self.fake.block(int.from_bytes(self.launched.values[i], "little"))
-        size = {"*i32": 4, "*i64": 8}[type_]
-        return data[: len(data) // size * size].view(f"i{size}" if name != "ancestors" else "u8")
+        dtype = np.dtype({"*i32": "i4", "*i64": "i8", "*f64": "f8"}[type_] if name != "ancestors" else "u8")
+        return data[: len(data) // dtype.itemsize * dtype.itemsize].view(dtype)
 
     def rows(self, count: int, *, skip: bool = True) -> list[list[int]]:
         """The rows of `control`; those without a block are left out, if they are to be."""

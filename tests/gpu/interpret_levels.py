@@ -47,7 +47,7 @@ def levels_of(folder: Path, kv: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """Items of `cascade` in model.yaml by name, one of every kind; files of random heads are written to `folder`, where `model` and `small`
     are checkpoints. `kv`: of the levels that have a cache of their own and a choice."""
     files = {name: str(write_heads(folder / f"{name}.safetensors", head)) for name, head in HEADS.items()}
-    eagle = {"kind": "eagle", "max_nodes": 5, "window": 64}
+    eagle = {"kind": "eagle", "max_nodes": 5, "depth": 3, "window": 64}
     small = {"kind": "model", "model": str(folder / "small"), "max_nodes": 6, "depth": 3, "context": 96, "kv": dict(kv)}
     first = {"kind": "self", "layers": 1, "max_nodes": 6, "depth": 3}
     items: dict[str, dict[str, Any]] = {

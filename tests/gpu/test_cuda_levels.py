@@ -14,7 +14,8 @@ from mlsdc.runtime.device import cuda_driver
 from mlsdc.runtime.device.cuda_program import CudaProgram, powers, tap_bytes
 from mlsdc.runtime.engine import Engine
 from mlsdc.runtime.errors import ArtifactError, DeviceError
-from mlsdc.runtime.levels.grown import GROWN_WORDS, MOST
+from mlsdc.runtime.levels.eagle import EagleState
+from mlsdc.runtime.levels.grown import GROWN_WORDS, HEAD, MOST
 from mlsdc.runtime.levels.ngram_ahead import AheadNgramLevel
 from mlsdc.runtime.program import ArenaArg, Tap
 from mlsdc.runtime.sampling_params import SamplingParams
@@ -62,7 +63,7 @@ class Answers:
             grown = self.at(launched, names.index("grown"), launched.grid * GROWN_WORDS * 4).view(np.int32).reshape(-1, GROWN_WORDS)
             grown[:, 0] = CHAIN
             for i in range(CHAIN):
-                grown[:, 1 + i], grown[:, 1 + MOST + i] = TOKEN, i - 1
+                grown[:, HEAD + i], grown[:, HEAD + MOST + i] = TOKEN, i - 1
 
     def at(self, launched: Launched, argument: int, num_bytes: int) -> np.ndarray:
         block: np.ndarray = self.fake.block(int.from_bytes(launched.values[argument], "little"), num_bytes)[:num_bytes]
@@ -138,21 +139,42 @@ def test_a_step_that_counts_draft_for_waits_once(counted: Counted) -> None:
     assert any(commits for _, _, commits in counted.steps)
 
 
+OWN_TIME = {"medusa": ["medusa.draft"], "eagle": ["eagle.fuse", "eagle.trees"]}  # lists of a draft that is not made ahead
+
+
 @pytest.mark.parametrize("names", [("medusa",), ("eagle",), ("counts", "medusa", "eagle")])
-def test_a_step_waits_once_for_the_target_and_once_for_all_levels_that_compute(counted: Counted, names: tuple[str, ...]) -> None:
-    """A medusa's list and that of all rounds of an eagle's trees are waited for together, however deep they grow. The hidden states that an
-    eagle's list reads come from another one without a wait; for commits nobody waits."""
+def test_a_step_waits_once_whatever_drafts_and_the_first_draft_of_all_levels_costs_one_wait_more(
+        counted: Counted, names: tuple[str, ...]) -> None:
+    """Drafts are made behind the step that brings what they start from, all rounds of them: an eagle's, its features, and a medusa's."""
     (result,) = counted.only(*names).engine.generate([[TOKEN] * 8], PARAMS)
-    assert result.statistics.drafted > 4
-    listed = "eagle.trees" if "eagle" in names else "medusa.draft"
-    assert any(lists[listed] for lists in counted.lists)
-    for (waits, graphs, commits), lists in zip(counted.steps, counted.lists, strict=True):
-        assert waits == 1 + lists[listed]
-        assert lists[listed] <= 1
+    assert result.statistics.accepted > 4
+    own = [name for level in names for name in OWN_TIME.get(level, [])]
+    first = next(i for i, lists in enumerate(counted.lists) if lists[own[0]])
+    for i, ((waits, graphs, commits), lists) in enumerate(zip(counted.steps, counted.lists, strict=True)):
+        assert waits == (2 if i == first else 1)
         assert graphs == 1 + commits + lists.total()
-    if "eagle" in names:
-        assert any(lists["eagle.fuse"] for lists in counted.lists)
-        assert not any(lists["eagle.draft"] for lists in counted.lists)
+        assert [name for name in own if lists[name]] == (own if i == first else [])
+    ahead = [f"{name}.ahead" for name in names]
+    assert sum(all(lists[name] for name in ahead) for lists in counted.lists) >= 2
+
+
+def test_what_was_drafted_ahead_for_other_tokens_is_not_used(counted: Counted) -> None:
+    """The host came to something else, or has forgotten some of it: the level drafts in its own time, from what was committed."""
+    request = counted.only("eagle").engine.submit([TOKEN] * 8, SamplingParams(max_tokens=40, ignore_eos=True))
+    for step in range(6):
+        counted.engine.step()
+        state = request.drafter
+        if step == 2:
+            assert isinstance(state, EagleState)
+            assert state.made is not None
+            state.made = (state.made[0], TOKEN + 1, state.made[2])
+        elif step == 4:
+            assert isinstance(state, EagleState)
+            state.release()
+    assert [lists["eagle.trees"] for lists in counted.lists] == [0, 1, 0, 1, 0, 1]
+    assert [waits for waits, _, _ in counted.steps] == [1, 2, 1, 2, 1, 2]
+    counted.engine.wait(request)
+    assert request.output == [TOKEN] * 40
 
 
 def test_what_one_list_feeds_another_arrives_without_a_wait_and_once(counted: Counted) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,17 +19,20 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from mlsdc.runtime.device.base import BoundProgram
+from mlsdc.runtime.followed import NUM_ROWS, NUM_TOKENS, ROWS, TOKENS
 from mlsdc.runtime.kv_pool import PageTable
 from mlsdc.runtime.levels.base import LevelState, finished
 from mlsdc.runtime.levels.coupling import Draw, Draws, coupled
 from mlsdc.runtime.levels.growing import GrowingLevel, Growth, Row, log_guesses
-from mlsdc.runtime.levels.grown import CHILDREN, grown_widths
+from mlsdc.runtime.levels.grown import CHILDREN, Growing, grown_widths, write_record
 from mlsdc.runtime.program import ArenaArg, InputArg, ProgramSpec, Tap
 from mlsdc.runtime.step import Array, Header, Limits, StepBuffers
 from mlsdc.runtime.tree import Tree
-from mlsdc.targets.nvidia_grow import grow_call
+from mlsdc.targets.nvidia_grow import AHEAD_INPUTS, grow_call
+from mlsdc.targets.protocol import KernelSpec
 from mlsdc.targets.triton_build import load_source, render
 from mlsdc.targets.triton_interpreter import interpret
+from mlsdc.templates.params_triton_grow import AheadRows, BringRows
 
 LIMITS = Limits(max_model_len=64, max_num_seqs=3, max_num_batched_tokens=24, max_logit_rows=24, max_tree_nodes=40)
 WIDTH, VOCAB = 24, 50
@@ -202,7 +206,7 @@ def check(kernels: Kernels) -> None:
         for there in (False, True):
             widths = {"features": WIDTH, "draft_ids": 0 if table is None else len(table)} if features else (
                 {} if table is None else {"draft_ids": len(table)})
-            buffers = StepBuffers(LIMITS, 16, {**widths, **grown_widths(widths, features)})
+            buffers = StepBuffers(LIMITS, 16, {**widths, **grown_widths(widths, {"nodes", "rows_hidden"} if features else {"nodes"})})
             level = Grower(depth, floor, features, table, ids == "spoken")
             level.attach(Model(buffers, sharp, VOCAB if table is None else len(table)), function, names, there=there)
             fresh = [Growth(g.table, g.committed, g.budget, g.root, g.draw, g.shift) for g, _ in work]
@@ -216,7 +220,61 @@ def check(kernels: Kernels) -> None:
     same()
 
 
+def check_ahead(folder: Path, taps: int, last_only: bool, noise: np.random.Generator) -> None:
+    """Rows of three sequences behind a step of four, of which 1, 3 and 2 rows are committed; 4 are kept for each."""
+    widths = {"features": taps * WIDTH, **grown_widths({"features": taps * WIDTH}, ())}
+    buffers, target = StepBuffers(LIMITS, 16, widths), StepBuffers(replace(LIMITS, max_num_seqs=4), 16)
+    hidden = noise.standard_normal((taps, LIMITS.max_num_batched_tokens, WIDTH), np.float32)
+    counts, of, committed = [1, 3, 2], [2, 0, 3], [5, 11, 7]
+    paths = [[int(row) for row in np.sort(noise.permutation(24)[:count])] for count in counts]
+    tokens = [noise.integers(0, VOCAB, count).tolist() for count in counts]
+    room = 1 if last_only else 4
+    buffers.header[Header.SEQS] = 3
+    for seq in range(3):
+        step = target.followed[of[seq]]
+        step[NUM_ROWS] = step[NUM_TOKENS] = counts[seq]
+        step[ROWS : ROWS + counts[seq]], step[TOKENS : TOKENS + counts[seq]] = paths[seq], tokens[seq]
+        write_record(buffers.growth[seq], {Growing.OF: of[seq], Growing.FIRST: seq * room, Growing.ROOM: room,
+                                           Growing.COMMITTED: committed[seq], Growing.TURN: 30}, None)
+    params = AheadRows(taps, WIDTH, last_only)
+    names = [*(["features"] if taps else []), *AHEAD_INPUTS]
+    path = folder / f"{params.key}.py"
+    path.write_text(render(KernelSpec(params.template, params, ())))
+    arrays = [getattr(buffers, name) for name in names]
+    arrays.insert(1 if taps else 0, target.followed)
+    args = [torch.from_numpy(a.reshape(-1).view(np.int64) if a.dtype == np.uint64 else a.reshape(-1)) for a in [*hidden, *arrays]]
+    interpret(load_source(path, params.key), LIMITS.max_num_seqs, args)
+    for seq in range(3):
+        count, first = counts[seq], seq * room
+        which = [count - 1] if last_only else list(range(count))
+        rows = slice(first, first + len(which))
+        assert buffers.tokens[rows].tolist() == [tokens[seq][i] for i in which]
+        assert buffers.positions[rows].tolist() == [committed[seq] + i for i in which]
+        assert buffers.row_slot[rows].tolist() == [-1] * len(which)
+        assert buffers.row_slot[first + len(which) : first + room].tolist() == [0] * (room - len(which))
+        assert buffers.row_seq[first : first + room].tolist() == [seq] * room
+        for row, i in zip(range(first, first + len(which)), which, strict=True):
+            assert np.array_equal(buffers.features[row], hidden[:, paths[seq][i]].reshape(-1))
+        assert (buffers.seq_row[seq], buffers.seq_rows[seq], buffers.out_rows[seq]) == (first, len(which), first + len(which) - 1)
+        assert buffers.grown[seq, 1:3].tolist() == [committed[seq] + count, tokens[seq][-1]]
+        assert buffers.growth[seq, [Growing.COMMITTED, Growing.TURN, Growing.LAST]].tolist() == [
+            committed[seq] + count, 30 + count, tokens[seq][-1]]
+
+
+def check_bring(folder: Path) -> None:
+    spec = BringRows(300)
+    path = folder / f"{spec.key}.py"
+    path.write_text(render(KernelSpec(spec.template, spec, ())))
+    x, y = torch.randn(4, 300), torch.zeros(4, 300)
+    interpret(load_source(path, spec.key), 4, [x.reshape(-1), torch.tensor([3]), y.reshape(-1)])
+    assert torch.equal(y[:3], x[:3])
+    assert not y[3].any()
+
+
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as folder:
         check(Kernels(Path(folder)))
+        for taps, last_only in ((1, False), (3, False), (0, False), (2, True)):
+            check_ahead(Path(folder), taps, last_only, np.random.default_rng(taps))
+        check_bring(Path(folder))
     print("all as the host grows them")
