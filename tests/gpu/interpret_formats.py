@@ -32,8 +32,7 @@ from tests.gpu.interpret_levels import HEADS, levels_of, record, without_cubins,
 from tests.gpu.tiny import config
 from tests.heads.tiny import write_heads
 
-FORMATS = ("bf16", "int8", "fp8", "int8n", "int4-token", "int4", "int3", "int2", "fp8/int4+skip", "int4+window", "int8/int4-token",
-           "int8n/int3", "int8+window")
+FORMATS = ("bf16", "int8", "fp8", "int8n", "int4-token", "int4", "int3", "int2", "fp8/int4+skip", "int4+window")
 AGAIN = b"o"  # what the request of `counts` is made to say: counts of a text that nobody repeats make no deep trees
 GROUPED = {"int4", "int3", "int2"}
 KINDS: Mapping[str, tuple[str, ...]] = {  # levels that draft for a request; cheapest first, each judges those before it
