@@ -20,7 +20,7 @@ from mlsdc.targets.cubin import facts, misfit, resources
 from mlsdc.targets.hardware import Gpu
 from mlsdc.targets.nvidia_variants import Alternative, alternatives
 from mlsdc.targets.protocol import KernelSpec
-from mlsdc.targets.triton_build import HIDDEN, TRITON_VERSION, Variant, compile_cubin, render, reproducible, tools_folder
+from mlsdc.targets.triton_build import HIDDEN, TRITON_VERSION, AllRegisters, Variant, compile_cubin, render, reproducible, tools_folder
 from mlsdc.targets.triton_checked import checked_by
 
 # In order of preference: deep pipelines first (a page-table load in front of every K/V load halves their depth), then what spills less.
@@ -35,7 +35,7 @@ VARIANTS = {
     "commit": (Variant(4, 1),),
     "follow": (Variant(1, 1),),
     "ngram_observe": (Variant(1, 1),),
-    "ngram_propose": (Variant(1, 1), Variant(2, 1)),
+    "ngram_propose": (AllRegisters(1, 1), AllRegisters(2, 1)),
     "linear_q": (Variant(4, 3), Variant(4, 2), Variant(8, 2), Variant(8, 1)),
     "gated_q": (Variant(4, 3), Variant(4, 2), Variant(8, 2), Variant(8, 1)),
     "linear_a16": (Variant(4, 4), Variant(4, 3), Variant(4, 2), Variant(8, 2), Variant(8, 1)),

@@ -39,6 +39,17 @@ class Variant:
     num_warps: int
     num_stages: int
 
+    def options(self) -> dict[str, int]:
+        return {"num_warps": self.num_warps, "num_stages": self.num_stages}
+
+
+@dataclass(frozen=True)
+class AllRegisters(Variant):
+    """ptxas may use as many registers as there are: left alone it keeps some back for other warps, and spills."""
+
+    def options(self) -> dict[str, int]:
+        return {**super().options(), "maxnreg": 255}
+
 
 @dataclass(frozen=True)
 class Compiled:
@@ -156,7 +167,7 @@ def compile_kernel(key: str, abi: Sequence[str], source: Path, sm: int, variant:
 
     signature = {name: triton_type(type_) for name, type_ in split_abi(abi)}
     aligned = {(i,): [["tt.divisibility", 16]] for i, type_ in enumerate(signature.values()) if type_.startswith("*")}
-    options = {"num_warps": variant.num_warps, "num_stages": variant.num_stages, "enable_fp_fusion": False}
+    options = {**variant.options(), "enable_fp_fusion": False}
     try:
         return triton_compile(
             ASTSource(load_source(source, key), signature, {}, aligned), target=GPUTarget("cuda", sm, 32), options=options)

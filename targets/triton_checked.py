@@ -47,7 +47,7 @@ DIGESTS = {
     "linear_tma": "40b4f5c834fb80a8f10278e2212c94db68023c9c280d3047ca81af0d714dff2d",
     "ngram_clear": "c063bf7b88f34007f4e64d9818a2c54f0d5b89163821cde7b4eb1ecdb0a9dd27",
     "ngram_observe": "a5a8a3808b7d48b6f1f383fca808b18411557155fac5d3be762b65829a343d82",
-    "ngram_propose": "41742fe49c9f810dfc6b0fd8bb01d4c4e36cf7df394e7e8ad7962bde215d53b1",
+    "ngram_propose": "f43c7c787de492af8919bd6911d9eae6d206f78e4af45f254f8daeb27a048e94",
     "pad_heads": "96c8b3c3d5abda3ae824678e12b4e1e3de0e29fbd79845c2b2de6ed558822845",
     "quantise": "2545d8ced677356650bb3676eab90107c19a0125c049b22cf5a46a6f6ac9a9ea",
     "quantise_kv": "d6099ffa295488bb049d618f2a786ad06663e6adfd38f9c6943085a0f82455a8",

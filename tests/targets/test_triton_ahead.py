@@ -9,6 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from mlsdc.targets.hardware import GPUS
+from mlsdc.targets.nvidia_ahead import ngram_specs
+from mlsdc.targets.nvidia_build import build_one
+from mlsdc.targets.triton_build import reproducible
 from tests.runtime.once_native import library, ngram_library
 
 pytest.importorskip("triton", reason="triton is not installed (pip install mlsdc[nvidia])")
@@ -30,3 +34,12 @@ def test_choices_are_followed_as_the_host_follows_them(root: Path) -> None:
 def test_counts_are_kept_and_trees_proposed_as_the_host_does(root: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     """Random texts, static tables and draws: trees are the plain state's; blocks and chances, bit for bit, those of the CPU's code."""
     interpreted(root, str(library(tmp_path_factory, *ngram_library())), "ngram:4")
+
+
+@pytest.mark.parametrize("gpu", ["a100", "h100"])
+def test_kernels_of_every_order_fit_into_registers(gpu: str, tmp_path: Path) -> None:
+    """A build refuses what spills; short contexts and long ones take different sizes."""
+    (tmp_path / "kernels").mkdir()
+    with reproducible(GPUS[gpu]):
+        for spec in {spec for order in (1, 8) for spec in ngram_specs(order)}:
+            assert build_one(spec, GPUS[gpu], tmp_path, Path("kernels")).checked_by == "interpreted"
