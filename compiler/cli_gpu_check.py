@@ -10,12 +10,13 @@ from __future__ import annotations
 import ctypes as C
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from mlsdc.compiler.cli_gpu_drafts import Drafts, check_drafts
 from mlsdc.compiler.cli_gpu_needle import Needle, find_needle
 from mlsdc.compiler.cli_gpu_numerics import CHAIN, KernelNumerics, kernel_numerics
 from mlsdc.compiler.gpu_peers import PeerTime, peer_times
@@ -81,18 +82,19 @@ class GpuCheck:
     numerics: Numerics | None = None
     by_kernel: list[KernelNumerics] = field(default_factory=list)
     needles: list[Needle] = field(default_factory=list)
+    drafts: list[Drafts] = field(default_factory=list)
     peers: list[PeerTime] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
     @property
     def passed(self) -> bool:
-        kernels, needles = (all(one.passed for one in found) for found in (self.by_kernel, self.needles))
-        return kernels and needles and (self.numerics is None or self.numerics.passed)
+        parts = all(one.passed for found in (self.by_kernel, self.needles, self.drafts) for one in found)
+        return parts and (self.numerics is None or self.numerics.passed)
 
     def to_json(self) -> dict[str, Any]:
         """An error of what is no number is null: JSON has no infinity."""
         found = asdict(self) | {"passed": self.passed}
-        for name in ("by_kernel", "needles"):
+        for name in ("by_kernel", "needles", "drafts"):
             for entry, one in zip(found[name], getattr(self, name), strict=True):
                 entry["passed"] = one.passed
         numbers: dict[str, Any] = finite(found)
@@ -116,6 +118,10 @@ class GpuCheck:
             found = "found" if needle.passed else "NOT FOUND"
             yield (f"needle      {found} in {needle.context:,} tokens of {needle.kv}: {needle.error:.1e} off; "
                    f"attention of a row in a layer takes {needle.us:.1f} us")
+        for drafts in self.drafts:
+            texts = "texts the same with and without" if drafts.texts else "TEXTS DIFFER"
+            yield (f"drafts      {'ok' if drafts.passed else 'WRONG'}: {drafts.same} of {drafts.trees} trees of '{drafts.level}' are those "
+                   f"that the host grows, {texts}")
         for peer in self.peers:
             yield f"{peer.peer:11} {peer.us:9.1f} us  {peer.what}"
         yield f"{'rows':>6}{'context':>9}{'graph us':>10}{'kernels':>9}{'predicted':>11}"
@@ -171,8 +177,9 @@ def gpu_check(path: Path, reference: Path | None = None, device: str = "cuda") -
         if reference is not None:
             with Rig(reference, device="cpu") as cpu:
                 numerics = compare(logits(rig), logits(cpu), rig.manifest.model.vocab_size)
-        return GpuCheck(card.gpu, card.target.name, card.driver.cuda_version, copy, steps, kernels, numerics, by_kernel,
-                        [needle for needle in needles if needle is not None], peers, notes)
+        found = GpuCheck(card.gpu, card.target.name, card.driver.cuda_version, copy, steps, kernels, numerics, by_kernel,
+                         [needle for needle in needles if needle is not None], [], peers, notes)
+    return replace(found, drafts=check_drafts(path, device))
 
 
 def copy_rate(device: CudaDevice) -> float:

@@ -44,7 +44,7 @@ class Drafting:
         self._controller = Controller() if controller is None else controller
         self.clock = clock
         self.plan_note = "shipped default"
-        self._vocab_size = manifest.model.vocab_size
+        self.vocab_size = manifest.model.vocab_size
         self._names = (*(level.name for level in manifest.levels), "grammar")  # forced tokens count as a level of their own
         self._asked: dict[int, tuple[Proposal, int]] = {}  # this step's proposals, and how many tokens their requests had
         self._host_s = 5e-5  # what a proposal takes of the host, learning included, a moving average; proposing, too, where that is native
@@ -167,7 +167,7 @@ class Drafting:
         return True
 
     def _fits(self, item: StepItem, tree: Tree) -> bool:
-        return len(tree) <= item.budget and (not tree or (min(tree.tokens) >= 0 and max(tree.tokens) < self._vocab_size))
+        return len(tree) <= item.budget and (not tree or (min(tree.tokens) >= 0 and max(tree.tokens) < self.vocab_size))
 
     def _drafter(self, request: Request) -> Drafter:
         drafter = self._drafters.get(request.id)

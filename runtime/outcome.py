@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from mlsdc.runtime.commit import commit_tokens
 from mlsdc.runtime.drafting import Drafting
+from mlsdc.runtime.errors import DeviceError
 from mlsdc.runtime.request import Request, StepItem, TokenLogprobs
 from mlsdc.runtime.step import OUT, StepBuffers
 from mlsdc.runtime.tree import walk
@@ -20,10 +21,16 @@ class Outcome:
         self._drafting = drafting
 
     def follow(self, items: Sequence[StepItem]) -> bool:
-        """Hand out tokens and end requests that have ended. True if accepted keys lie in scratch: `commit` is to run."""
+        """Hand out tokens and end requests that have ended. True if accepted keys lie in scratch: `commit` is to run.
+
+        Raises DeviceError for a choice that is no token: a device that computes nonsense must not go on.
+        """
         buffers, drafting = self._buffers, self._drafting
         cells = buffers.cells
         choices = cells.choices[: cells.header[OUT]].tolist()
+        if choices and not 0 <= min(choices) <= max(choices) < drafting.vocab_size:
+            wrong = next(token for token in choices if not 0 <= token < drafting.vocab_size)
+            raise DeviceError(f"the device chose token {wrong}, the vocabulary has {drafting.vocab_size:,}")
         copies: CommitList | None = None
         read = drafting.reads_target
         firsts: list[int] = []  # of each item: its first position in this step

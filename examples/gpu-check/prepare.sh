@@ -9,6 +9,7 @@ mkdir -p "$out"
 # real weights, for the card and as the reference that a CPU computes (cpu-x86-64-v3 runs on every x86-64 machine of the last ten years)
 mlsdc compile "$here/../smollm2.yaml" -o "$out/smollm2.mlsdc" --target "$target"
 mlsdc compile "$here/../smollm2.yaml" -o "$out/smollm2-cpu.mlsdc" --target cpu-x86-64-v3
+mlsdc compile "$here/smollm2-drafts.yaml" -o "$out/smollm2-drafts.mlsdc" --target "$target"
 case $target in
   h100 | h200 | b200 | rtx5090) # linears for many rows by TMA, which Ampere and Ada lack
     mlsdc compile "$here/../smollm2.yaml" -o "$out/smollm2-tma.mlsdc" --target "$target" --set kernels.linear=tma ;;

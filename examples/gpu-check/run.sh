@@ -5,6 +5,7 @@ set -u
 in=${1:-gpu-check}
 wrong=0
 mlsdc bench gpu-check "$in/smollm2.mlsdc" --reference "$in/smollm2-cpu.mlsdc" --json "$in/smollm2.json" || wrong=1
+mlsdc bench gpu-check "$in/smollm2-drafts.mlsdc" --reference "$in/smollm2-cpu.mlsdc" --json "$in/smollm2-drafts.json" || wrong=1
 if [ -d "$in/smollm2-tma.mlsdc" ]; then
   mlsdc bench gpu-check "$in/smollm2-tma.mlsdc" --reference "$in/smollm2-cpu.mlsdc" --json "$in/smollm2-tma.json" || wrong=1
 fi

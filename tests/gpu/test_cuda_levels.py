@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from mlsdc.compiler.cli_gpu_drafts import check_drafts
 from mlsdc.runtime.artifact import Artifact
 from mlsdc.runtime.device import cuda_driver
 from mlsdc.runtime.device.cuda_program import CudaProgram, powers, tap_bytes
@@ -175,6 +176,20 @@ def test_what_was_drafted_ahead_for_other_tokens_is_not_used(counted: Counted) -
     assert [waits for waits, _, _ in counted.steps] == [1, 2, 1, 2, 1, 2]
     counted.engine.wait(request)
     assert request.output == [TOKEN] * 40
+
+
+def test_gpu_check_tells_trees_that_are_the_host_s_from_others(levels_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fake makes a medusa's guesses, from which both make the same; what its `grow` writes is no tree of the eagle's guesses."""
+    fake = FakeCuda()
+    fake.execute = Answers(Artifact.open(levels_folder / "levels.mlsdc"), fake)
+    monkeypatch.setattr(cuda_driver, "load_library", lambda: fake)
+    medusa, eagle = check_drafts(levels_folder / "levels.mlsdc", "cuda")
+    assert (medusa.level, eagle.level) == ("medusa", "eagle")
+    assert medusa.passed
+    assert medusa.trees > 8
+    assert not eagle.passed
+    assert eagle.texts
+    assert eagle.same == 0 < eagle.trees
 
 
 def test_what_one_list_feeds_another_arrives_without_a_wait_and_once(counted: Counted) -> None:
