@@ -112,9 +112,9 @@ class Grower(GrowingLevel):
     def start(self) -> LevelState:
         raise NotImplementedError
 
-    def attach(self, model: Model, function: Any, names: Sequence[str], *, there: bool) -> None:
+    def attach(self, model: Model, function: Any, names: Sequence[str], most_rows: int, *, there: bool) -> None:
         self.buffers, self.program = model.buffers, Draft(model)
-        self.most_rows, self.most_slots = LIMITS.max_num_batched_tokens, 41
+        self.most_rows, self.most_slots = most_rows, 41
         self.trees = Trees(model, self, function, names) if there else None
         if self.ids is not None:
             self.buffers.draft_ids[:] = self.ids
@@ -198,8 +198,8 @@ def check(kernels: Kernels) -> None:
     @settings(max_examples=int(os.environ.get("GROW_EXAMPLES", 25)), phases=[Phase.generate], deadline=None, derandomize=True,
               database=None, suppress_health_check=list(HealthCheck))
     @given(requests(), st.integers(1, 4), st.sampled_from([0.0, 0.01, 0.2]), st.booleans(), st.sampled_from(["same", "mapped", "spoken"]),
-           st.sampled_from([0.2, 0.7, 2.0]))
-    def same(work: list[tuple[Growth, int]], depth: int, floor: float, features: bool, ids: str, sharp: float) -> None:
+           st.sampled_from([0.2, 0.7, 2.0]), st.sampled_from([4, 13, LIMITS.max_num_batched_tokens]))
+    def same(work: list[tuple[Growth, int]], depth: int, floor: float, features: bool, ids: str, sharp: float, most_rows: int) -> None:
         table = None if ids == "same" else np.random.default_rng(7).permutation(VOCAB).astype(np.int32)[:40]
         function, names = kernels.of(features, 0 if table is None else len(table), ids == "spoken")
         found = []
@@ -208,7 +208,7 @@ def check(kernels: Kernels) -> None:
                 {} if table is None else {"draft_ids": len(table)})
             buffers = StepBuffers(LIMITS, 16, {**widths, **grown_widths(widths, {"nodes", "rows_hidden"} if features else {"nodes"})})
             level = Grower(depth, floor, features, table, ids == "spoken")
-            level.attach(Model(buffers, sharp, VOCAB if table is None else len(table)), function, names, there=there)
+            level.attach(Model(buffers, sharp, VOCAB if table is None else len(table)), function, names, most_rows, there=there)
             fresh = [Growth(g.table, g.committed, g.budget, g.root, g.draw, g.shift) for g, _ in work]
             lasts = [last if table is None or ids == "mapped" else int(table[last]) for _, last in work]
             found.append(level.grow_all(fresh, lasts))
