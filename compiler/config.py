@@ -38,7 +38,7 @@ class TargetConfig:
 
     model: str = option()
     name: str | None = option(None)
-    weights: str = option("int8", choices=("int8", "int4", "int4-a16", "fp8", "bf16"))
+    weights: str = option("int8", choices=("int8", "int4", "int4-a16", "fp8", "fp8-a8", "bf16"))
     exact: bool = option(True)
     kv: KvConfig = option(KvConfig(), parse=kv_section)
 

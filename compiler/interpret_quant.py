@@ -9,7 +9,8 @@ import torch
 from mlsdc.compiler import ops_quant
 from mlsdc.compiler.interpret_core import UNARY, Context, Tensor, Value, evaluates, normalised, rotated
 from mlsdc.compiler.interpret_state import KvState, StepTree
-from mlsdc.compiler.quantise import A8, A16, Q4, Q8, linear_q, quantise_a8, quantise_a16
+from mlsdc.compiler.quantise import A8, A16, F8, Q4, Q8, linear_q, quantise_a8, quantise_a16, quantise_f8
+from mlsdc.runtime.kv_numbers import from_e4m3
 
 
 def quantised(x: Tensor, fine: tuple[int, ...] = ()) -> A8 | A16:
@@ -37,6 +38,28 @@ def linear_q_(op: ops_quant.LinearQ, inputs: tuple[Any, ...], context: Context) 
     for term in inputs[2:]:  # bias, then residual
         out = out + term.to(context.real)
     return out
+
+
+def multiplied_f8(x: Tensor, weight: F8, context: Context) -> Tensor:
+    """Products of e4m3 numbers are exact in f32; scales come last."""
+    rows = quantise_f8(x.to(torch.float32).numpy())
+    a, b = (torch.from_numpy(from_e4m3(each.codes)).to(context.real) for each in (rows, weight))
+    scales = [torch.from_numpy(each.scales).to(context.real) for each in (rows, weight)]
+    return a @ b.T * scales[0][:, None] * scales[1]
+
+
+@evaluates(ops_quant.LinearF8)
+def linear_f8(op: ops_quant.LinearF8, inputs: tuple[Any, ...], context: Context) -> Value:
+    out = multiplied_f8(inputs[0], inputs[1], context)
+    for term in inputs[2:]:  # bias, then residual
+        out = out + term.to(context.real)
+    return out
+
+
+@evaluates(ops_quant.GatedF8)
+def gated_f8(op: ops_quant.GatedF8, inputs: tuple[Any, ...], context: Context) -> Value:
+    gate, up = multiplied_f8(inputs[0], inputs[1], context).chunk(2, dim=-1)
+    return UNARY[op.act](gate) * up
 
 
 @evaluates(ops_quant.NormQuantise)

@@ -1,4 +1,4 @@
-"""Quantised linears and the fusions around them. `h` is a8[rows, k]; weights are q8 or q4 [n, k]; results are f32 unless said."""
+"""Quantised linears and the fusions around them. `h` is a8[rows, k]; weights are q8, q4 (or f8) [n, k]; results are f32 unless said."""
 
 from __future__ import annotations
 
@@ -71,6 +71,55 @@ class LinearQ(Op):
         if self.residual:
             expect_equal(inputs[-1], out, "type of the residual")
         return out
+
+
+@op("linear_f8")
+@dataclass(frozen=True)
+class LinearF8(Op):
+    """`e4m3(x) @ weight^T`: x f32[rows, k] becomes e4m3 and a scale = max|x| / 448 a row, weight f8 [n, k]; sums in f32, then `* x.scale *
+    weight.scale`, `+ bias` and `+ residual` where there are such inputs.
+
+    Inputs: x, weight, then bias f32[n] if `bias`, then residual f32[rows, n] if `residual`. The scale is a row's own, not one for all rows:
+    what a row gives must not depend on the rows beside it (law L2).
+    """
+
+    bias: bool = False
+    residual: bool = False
+
+    def infer(self, *inputs: Type) -> Type:
+        expect_arity(inputs, 2 + self.bias + self.residual)
+        x = expect_tensor(inputs[0], "input", rank=2, dtypes=(DType.F32,))
+        weight = expect_tensor(inputs[1], "weight", rank=2, dtypes=(DType.F8,))
+        expect_equal(weight.shape[1], x.shape[1], "columns of the weight")
+        out = TensorType(DType.F32, (x.shape[0], weight.shape[0]))
+        if self.bias:
+            expect_equal(expect_tensor(inputs[2], "bias").shape, (weight.shape[0],), "shape of the bias")
+        if self.residual:
+            expect_equal(inputs[-1], out, "type of the residual")
+        return out
+
+
+@op("gated_f8")
+@dataclass(frozen=True)
+class GatedF8(Op):
+    """`act(gate) * up` with (gate | up) as linear_f8 has them: x f32[rows, k], weight f8 [2n, k] with gate's rows first -> f32[rows, n].
+
+    act: silu or gelu_tanh.
+    """
+
+    act: str = "silu"
+
+    def infer(self, *inputs: Type) -> Type:
+        expect_arity(inputs, 2)
+        x = expect_tensor(inputs[0], "input", rank=2, dtypes=(DType.F32,))
+        weight = expect_tensor(inputs[1], "weight", rank=2, dtypes=(DType.F8,))
+        expect_equal(weight.shape[1], x.shape[1], "columns of the weight")
+        double = weight.shape[0]
+        if self.act not in ("silu", "gelu_tanh"):
+            raise Mismatch(f"act '{self.act}' is not silu or gelu_tanh")
+        if not isinstance(double, int) or double % 2:
+            raise Mismatch(f"weight {weight} does not split into gate and up")
+        return TensorType(DType.F32, (x.shape[0], double // 2))
 
 
 @op("norm_quantise")

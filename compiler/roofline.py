@@ -16,7 +16,7 @@ from mlsdc.compiler.ops_core import ArgMax, GatherRows, Reshape
 from mlsdc.compiler.ops_kv import AppendKv, PagedAttention
 from mlsdc.compiler.ops_moe import ExpertLinear, ExpertLinearQ, pairs_alone
 from mlsdc.compiler.ops_nn import Embed, Gated, Linear
-from mlsdc.compiler.ops_quant import AppendKvSlice, Calibrated, GatedQuantise, LinearQ
+from mlsdc.compiler.ops_quant import AppendKvSlice, Calibrated, GatedF8, GatedQuantise, LinearF8, LinearQ
 from mlsdc.compiler.types import Dim, DType, KvType, TensorType, Type
 from mlsdc.runtime.kv_format import FORMATS, KvGeometry, format_named
 
@@ -117,11 +117,12 @@ def node_cost(node: Node, graph: Graph, load: Load) -> Cost:
     weights = sum(weight_bytes(i.type) for i in inputs if isinstance(i.op, Weight))
     values = sum(value_bytes(i.type, load) for i in inputs if not isinstance(i.op, Weight)) + value_bytes(node.type, load)
     match node.op:
-        case Linear() | LinearQ() | GatedQuantise() | Gated():
+        case Linear() | LinearQ() | GatedQuantise() | Gated() | LinearF8() | GatedF8():
             weight = inputs[1].type
             assert isinstance(weight, TensorType)
             unit = {DType.Q8: "int8", DType.Q4: "int8", DType.F8: "fp8"}.get(weight.dtype, "bf16")
-            return Cost(node.name, node.op.opname, weights, 0.0, values, 2.0 * rows_of(node.type, load) * elements(weight), unit)
+            launches = 2 if isinstance(node.op, LinearF8 | GatedF8) else 1  # rows are quantised by a launch of their own
+            return Cost(node.name, node.op.opname, weights, 0.0, values, 2.0 * rows_of(node.type, load) * elements(weight), unit, launches)
         case ExpertLinear(experts) | ExpertLinearQ(experts):
             weight, slots = inputs[1].type, elements(inputs[2].type)
             assert isinstance(weight, TensorType)

@@ -8,7 +8,7 @@ from typing import ClassVar
 from mlsdc.compiler.graph import Editor, Graph, Node
 from mlsdc.compiler.ops_core import Binary, Unary
 from mlsdc.compiler.ops_nn import Gated, Linear
-from mlsdc.compiler.ops_quant import GatedQuantise, LinearQ, Quantise
+from mlsdc.compiler.ops_quant import GatedF8, GatedQuantise, LinearF8, LinearQ, Quantise
 from mlsdc.compiler.pipeline import GraphPass
 from mlsdc.compiler.rewrite import Rule, apply_rules
 from mlsdc.compiler.types import TensorType
@@ -36,6 +36,8 @@ class FuseGateUp(GraphPass):
 
         %gated = gated(%h, %w.gate_up, act="silu")
 
+    Of linear_f8 the result is gated_f8.
+
     Declines: another activation than silu or gelu_tanh; biases; f32 weights; weights of different dtypes or of more than one reader; a
     value in between that somebody else reads.
     """
@@ -61,7 +63,9 @@ def fuse(editor: Editor, quantise: Node) -> bool:
 
 
 def fuse_plain(editor: Editor, product: Node) -> bool:
-    halves = match_halves(editor, product, Linear) if product.op == Binary("mul") else None
+    if product.op != Binary("mul"):
+        return False
+    halves = match_halves(editor, product, Linear) or match_halves(editor, product, LinearF8)
     if halves is None:
         return False
     act, gate, up = halves
@@ -69,11 +73,11 @@ def fuse_plain(editor: Editor, product: Node) -> bool:
     if len(gate.inputs) != 2 or not isinstance(x, TensorType) or x.rank != 2:
         return False
     (weight,) = stacked(editor, (gate, up), "gate_up")
-    editor.replace(product.name, Gated(act), gate.inputs[0], weight)
+    editor.replace(product.name, GatedF8(act) if isinstance(gate.op, LinearF8) else Gated(act), gate.inputs[0], weight)
     return True
 
 
-def match_halves(editor: Editor, product: Node, kind: type[LinearQ] | type[Linear]) -> tuple[str, Node, Node] | None:
+def match_halves(editor: Editor, product: Node, kind: type[LinearQ] | type[Linear] | type[LinearF8]) -> tuple[str, Node, Node] | None:
     """(act, gate, up) of act(gate) * up, both linears of a kind, in either order of the operands, else None."""
     for index in (0, 1):
         active, up = editor.producer(product, index, Unary), editor.producer(product, 1 - index, kind)
@@ -83,12 +87,12 @@ def match_halves(editor: Editor, product: Node, kind: type[LinearQ] | type[Linea
         if any(editor.only_user(value.name) is None for value in (active, gate, up)) or not stackable(editor, (gate, up)):
             continue
         match active.op, gate.op:
-            case Unary(fn), LinearQ(bias=False) | Linear() if fn in ACTIVATIONS:
+            case Unary(fn), LinearQ(bias=False) | Linear() | LinearF8(bias=False) if fn in ACTIVATIONS:
                 return fn, gate, up
     return None
 
 
 RULES = (
     Rule("quantise(act(gate(h)) * up(h)) -> gated_quantise(gate_up(h))", Quantise, fuse),
-    Rule("act(gate(x)) * up(x) -> gated(gate_up(x))", Binary, fuse_plain),
+    Rule("act(gate(x)) * up(x) -> gated(gate_up(x)) or gated_f8", Binary, fuse_plain),
 )

@@ -9,14 +9,14 @@ from mlsdc.compiler.graph import Editor, Graph, Node, Weight
 from mlsdc.compiler.ops_core import ArgMax, Scalar, Unary
 from mlsdc.compiler.ops_moe import ExpertLinear
 from mlsdc.compiler.ops_nn import Embed, Linear
-from mlsdc.compiler.ops_quant import Calibrated, LinearQ, Quantise
+from mlsdc.compiler.ops_quant import Calibrated, LinearF8, LinearQ, Quantise
 from mlsdc.compiler.pipeline import GraphPass
 from mlsdc.compiler.rewrite import Rule, apply_rules
 from mlsdc.compiler.types import GROUP, DType, TensorType
 from mlsdc.passes.experts import expert_rows, packable_experts, packed, routes
 from mlsdc.passes.names import free
 
-WEIGHTS = ("int8", "int4", "int4-a16", "fp8", "bf16", "none")
+WEIGHTS = ("int8", "int4", "int4-a16", "fp8", "fp8-a8", "bf16", "none")
 
 
 @dataclass(frozen=True)
@@ -34,6 +34,7 @@ class QuantiseWeights(GraphPass):
     `weights` int8 packs as q8. int4 packs as q4, but for embeddings and the head (whose errors the softmax does not forgive): q8.
     int4-a16 packs weights as int4 does and leaves the ops, and so the rows, as they are.
     bf16 rounds weights and leaves the ops as they are; fp8 does so too, but packs linears' weights as f8 (embeddings and the head: bf16).
+    fp8-a8 packs as fp8 does, and linears of f8 become linear_f8, whose rows are e4m3, too; a bias moves into it.
     none changes nothing. Values that
     `calibrate-activations` found to have a few groups of large numbers are quantised with a second plane there (a16). A bias stays f32
     and moves into linear_q.
@@ -54,6 +55,8 @@ class QuantiseWeights(GraphPass):
             return apply_rules(graph, (Rule("linear(x, w) -> linear(x, w as bf16)", Weight, self._round),))[0]
         if self.weights == "fp8":
             return apply_rules(graph, (Rule("linear(x, w) -> linear(x, w as f8)", Weight, self._scale_rows),))[0]
+        if self.weights == "fp8-a8":
+            return apply_rules(graph, (Rule("linear(x, w) -> linear_f8(x, w as f8)", Weight, self._scale_both),))[0]
         if self.weights == "int4-a16":
             return apply_rules(graph, (Rule("linear(x, w) -> linear(x, w as q4)", Weight, self._pack_weight),))[0]
         rules = (
@@ -67,6 +70,13 @@ class QuantiseWeights(GraphPass):
 
     def _scale_rows(self, editor: Editor, weight: Node) -> bool:
         return packable(editor, weight, 2) and retyped(editor, weight, DType.BF16 if is_precise(editor, weight) else DType.F8)
+
+    def _scale_both(self, editor: Editor, weight: Node) -> bool:
+        if not self._scale_rows(editor, weight):
+            return False
+        for linear in editor.users(weight.name) if not is_precise(editor, weight) else ():
+            editor.replace(linear.name, LinearF8(bias=len(linear.inputs) == 3), *linear.inputs)
+        return True
 
     def _pack_weight(self, editor: Editor, weight: Node) -> bool:
         return packable(editor, weight) and retyped(editor, weight, DType.Q8 if is_precise(editor, weight) else DType.Q4)

@@ -6,14 +6,14 @@ from collections.abc import Sequence
 
 from mlsdc.compiler.graph import Editor, Node, Weight
 from mlsdc.compiler.ops_nn import Linear
-from mlsdc.compiler.ops_quant import LinearQ
+from mlsdc.compiler.ops_quant import LinearF8, LinearQ
 from mlsdc.compiler.types import DType, TensorType
 from mlsdc.passes.names import beside, free
 
 
 def may_stack(editor: Editor, linear: Node) -> bool:
-    """A linear over quantised rows, or one over f32 rows whose weight was made smaller (int4-a16, fp8, bf16)."""
-    if isinstance(linear.op, LinearQ):
+    """A linear over quantised rows (int8, int4, fp8-a8), or one over f32 rows whose weight was made smaller (int4-a16, fp8, bf16)."""
+    if isinstance(linear.op, LinearQ | LinearF8):
         return True
     weight = editor[linear.inputs[1]].type if isinstance(linear.op, Linear) else None
     return isinstance(weight, TensorType) and weight.dtype in (DType.Q8, DType.Q4, DType.F8, DType.BF16)

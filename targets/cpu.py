@@ -310,4 +310,4 @@ def lower_reshape(target: CpuTarget, node: Node, op: ops_core.Reshape, graph: Gr
     return Lowering((), 0, alias_of=node.inputs[0])
 
 
-from mlsdc.targets import cpu_heads, cpu_kv, cpu_moe, cpu_plain  # noqa: E402, F401  (register more ops; they need what stands above)
+from mlsdc.targets import cpu_f8, cpu_heads, cpu_kv, cpu_moe, cpu_plain  # noqa: E402, F401  (register more ops; they need what stands above)

@@ -188,4 +188,4 @@ def a8_bytes(max_rows: int, columns: int) -> int:
     return max_rows * columns + 4 * max_rows * (columns // GROUP)
 
 
-from mlsdc.targets import nvidia_attention, nvidia_experts, nvidia_kv, nvidia_levels, nvidia_plain, nvidia_rows  # noqa: E402, F401  (they register; they need what stands above)
+from mlsdc.targets import nvidia_attention, nvidia_experts, nvidia_f8, nvidia_kv, nvidia_levels, nvidia_plain, nvidia_rows  # noqa: E402, F401  (they register; they need what stands above)

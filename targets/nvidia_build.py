@@ -42,6 +42,8 @@ VARIANTS = {
     "linear": (Variant(4, 4), Variant(4, 3), Variant(4, 2), Variant(8, 1)),
     "gated": (Variant(4, 4), Variant(4, 3), Variant(4, 2), Variant(8, 1)),  # linear's and linear_a16's: the same sums in the same order
     "gated_a16": (Variant(4, 4), Variant(4, 3), Variant(4, 2), Variant(8, 2), Variant(8, 1)),
+    "linear_f8": (Variant(4, 4), Variant(4, 3), Variant(4, 2), Variant(8, 1)),
+    "gated_f8": (Variant(4, 4), Variant(4, 3), Variant(4, 2), Variant(8, 1)),
     "expert_tiles_q": (Variant(4, 3), Variant(4, 2), Variant(8, 2), Variant(8, 1)),
     "expert_linear": (Variant(4, 1),),  # the same warps as expert_rows, or their sums are of another order
     "expert_rows": (Variant(4, 3), Variant(4, 2), Variant(4, 1)),

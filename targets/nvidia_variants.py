@@ -12,11 +12,12 @@ from dataclasses import dataclass, replace
 from mlsdc.targets.hardware import Gpu
 from mlsdc.targets.protocol import KernelSpec
 from mlsdc.targets.triton_build import Variant
+from mlsdc.templates.params_triton_f8 import GatedF8, LinearF8
 from mlsdc.templates.params_triton_rows import Gated, GatedA16, GatedQ, Linear, LinearA16, LinearQ
 
 FEW_ROWS = 16  # of a tile for decoding; a tile for prompts has more
 TALL, NARROW, BROAD = 32, 16, 64  # rows; columns
-LINEARS = (Linear, Gated, LinearA16, GatedA16, LinearQ, GatedQ)
+LINEARS = (Linear, Gated, LinearF8, GatedF8, LinearA16, GatedA16, LinearQ, GatedQ)
 ATTENTION_STAGES = (7, 3)
 DEEPER = 2  # stages more than the default's
 

@@ -125,6 +125,15 @@ class LinearF8(LinearBf16):
 
 
 @dataclass(frozen=True)
+class RoundF8(TirParams):
+    """y[rows, k] = the numbers that e4m3 and a scale a row leave of x, f32."""
+
+    stem = "round_f8"
+    rows_padded: int = named("m")  # type: ignore[assignment]
+    k: int = 0
+
+
+@dataclass(frozen=True)
 class SumRanks(TirParams):
     """y[rows, n] = the sum of `ranks` parts [rows_padded, n], one behind the other."""
 

@@ -20,7 +20,7 @@ def said(path: Path, device: str) -> list[list[int]]:
         return [list(result.token_ids) for result in results]
 
 
-@pytest.mark.parametrize("weights", ["int4", "bf16"])
+@pytest.mark.parametrize("weights", ["int4", "bf16", "fp8-a8"])
 def test_texts_are_the_cpus(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path, weights: str) -> None:
     pytest.importorskip("triton", reason="triton is not installed (pip install mlsdc[nvidia])")
     from mlsdc.compiler import compile_model
