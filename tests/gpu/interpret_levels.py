@@ -35,7 +35,7 @@ PROMPTS = [list(b"one two one two, three"), list(b"zz")]
 
 @dataclass(frozen=True)
 class Said:
-    """`trees` are (tokens, parents) of every proposal of every level, in order; `accepted` by level."""
+    """`trees` are (tokens, parents) of every proposal of every level, one level after the other; `accepted` by level."""
 
     texts: list[list[int]]
     trees: list[tuple[tuple[int, ...], tuple[int, ...]]]
@@ -97,16 +97,17 @@ def say(artifact: Path, device: str, prompts: Sequence[list[int]], tokens: int) 
     """The first prompt greedily, a second one sampled; everything proposed is sent."""
     params = [SamplingParams(max_tokens=tokens, ignore_eos=True),
               SamplingParams(max_tokens=tokens, ignore_eos=True, temperature=0.8, seed=3)]
-    trees: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
+    trees: list[list[tuple[tuple[int, ...], tuple[int, ...]]]] = []  # by level: what was made ahead is there before what is made now
     with Engine.load(artifact, device=device, num_pages=100, threads=1) as engine:
         level = sends_all(engine).drafting.level
         assert level is not None
         for one in [level] if level in engine.drafting.levels else [level, *engine.drafting.levels]:
-            record(one, trees)
+            trees.append([])
+            record(one, trees[-1])
         results = engine.generate(list(prompts), params)
         engine.check_integrity()
         levels = engine.statistics.levels
-    return Said([list(result.token_ids) for result in results], trees,
+    return Said([list(result.token_ids) for result in results], [tree for of_level in trees for tree in of_level],
                 {name: level.drafted for name, level in levels.items()}, {name: level.accepted for name, level in levels.items()})
 
 
