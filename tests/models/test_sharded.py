@@ -149,7 +149,7 @@ def test_every_ranks_weights_are_a_share_of_the_whole_ones(weights: str) -> None
     level = final(weights)
     other = of_rank(level, 1).graphs["forward"]
     split = [node for node in level.graphs["forward"].weights() if isinstance(node.op, Weight) and node.op.shard]
-    assert len(split) == (8 if weights != "fp8" else 14)
+    assert len(split) == 8
     for node in split:
         assert isinstance(node.op, Weight)
         axis = node.op.shard[0]

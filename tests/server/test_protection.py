@@ -21,12 +21,12 @@ class Hold:
     def __init__(self, rig: Rig) -> None:
         self.go = threading.Event()
         engine = rig.engine.engine
-        self.run = engine._forward.run
-        engine._forward.run = self  # type: ignore[method-assign,assignment]
+        self.start = engine._forward.start
+        engine._forward.start = self  # type: ignore[method-assign,assignment]
 
     def __call__(self) -> None:
         assert self.go.wait(60)
-        self.run()
+        self.start()
 
 
 async def idle(rig: Rig) -> None:

@@ -156,7 +156,7 @@ def lay_out(shape: Shape, sequences: Seq[Sequence], *, pages_seed: int = 0, limi
 
     buffers = StepBuffers(limits, size)
     for name, (dtype, _) in INPUTS.items():
-        getattr(buffers, name)[:] = JUNK if dtype == "i4" else np.uint64(0xDEADBEEFDEADBEEF)
+        getattr(buffers, name)[:] = JUNK if dtype in ("i4", "i8") else np.uint64(0xDEADBEEFDEADBEEF)
     buffers.page_table[:] = bad_page
     buffers.scratch_table[:] = bad_page
     q = aligned((limits.max_num_batched_tokens, shape.heads, shape.head_dim), "f4")
