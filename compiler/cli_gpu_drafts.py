@@ -96,7 +96,7 @@ def said(engine: Engine, level: Level, tokens: int, speculation: Speculation | N
 @contextmanager
 def on_the_host(level: Level) -> Iterator[None]:
     """The level's trees grow on the host, after its step."""
-    lists = {name: getattr(level, name) for name in ("trees", "behind", "looks_ahead") if hasattr(level, name)}
+    lists = {name: getattr(level, name) for name in ("trees", "behind") if hasattr(level, name)}
     for name in lists:
         setattr(level, name, None)
     try:

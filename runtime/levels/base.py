@@ -91,8 +91,12 @@ class Level(ABC):
 
     name: str
     kind: str
-    looks_ahead: bool = False  # it works behind the target's programs: `ahead` is to be called
     reads_target: bool = False  # it wants the target's hidden states: its states begin with their request, not with the first draft
+
+    @property
+    def looks_ahead(self) -> bool:
+        """It works behind the target's programs: `ahead` is to be called. Known once it is bound."""
+        return False
 
     @abstractmethod
     def start(self) -> LevelState: ...

@@ -113,8 +113,7 @@ class ComposedLevel(Level):
             level.stepped([None if state is None else _part(state, i) for state in states], firsts, rows)
 
     @property
-    def looks_ahead(self) -> bool:  # type: ignore[override]
-        """Some levels know it once they are bound."""
+    def looks_ahead(self) -> bool:
         return any(level.looks_ahead for level in self.forerunners)
 
     @property

@@ -15,11 +15,10 @@ from mlsdc.runtime.artifact import Artifact
 from mlsdc.runtime.device.base import LevelMemory, NativeFunction
 from mlsdc.runtime.errors import ArtifactError
 from mlsdc.runtime.kv_pool import KvPool, PageTable
-from mlsdc.runtime.levels.ahead import Ahead, likeliest
+from mlsdc.runtime.levels.ahead import Ahead, Follower, likeliest
 from mlsdc.runtime.levels.base import LevelState, Rounds, Verifier, finished
 from mlsdc.runtime.levels.coupling import Draws, coupled
 from mlsdc.runtime.levels.growing import GrowingLevel, Growth, Row, draft_ids, log_guesses
-from mlsdc.runtime.levels.grown import SPREAD, read_tree
 from mlsdc.runtime.manifest import LevelInfo
 from mlsdc.runtime.step import Array
 from mlsdc.runtime.tree import EMPTY, Tree
@@ -137,7 +136,7 @@ class SelfLevel(DecoderLevel):
         return growths, lasts
 
 
-class ModelState(LevelState):
+class ModelState(Follower[Tree]):
     """One request: its tokens; positions base .. fed - 1 have their keys in `table`'s pages."""
 
     def __init__(self, level: ModelLevel) -> None:
@@ -145,8 +144,6 @@ class ModelState(LevelState):
         self.tokens: list[int] = []
         self.table = PageTable()
         self.base = self.fed = 0
-        self.following = False  # runtime/levels/ahead.py
-        self.made: tuple[int, int, Tree] | None = None  # drafted ahead: for so many positions from `base` on, after this token
 
     def observe(self, tokens: Sequence[int]) -> None:
         self.tokens += tokens
@@ -155,7 +152,7 @@ class ModelState(LevelState):
         return self.level.propose_all([self], [budget])[0]
 
     def rollback(self, num_tokens: int) -> None:
-        self.made, self.following = None, False
+        self.forget()
         del self.tokens[max(0, len(self.tokens) - num_tokens) :]
         self.base = min(self.base, len(self.tokens))
         self.fed = max(self.base, min(self.fed, len(self.tokens)))
@@ -170,7 +167,7 @@ class ModelState(LevelState):
 
     def release(self) -> bool:
         held = bool(self.table.pages)
-        self.made, self.following = None, False
+        self.forget()
         self.level.pool.free(self.table)
         self.fed = self.base
         return held
@@ -188,8 +185,7 @@ class ModelLevel(DecoderLevel):
             raise ArtifactError(f"level '{self.name}': has no pages for its keys and values; compile again")
         self.pool = pool
         plain = pool.window is None and pool.wide is None  # else rows that are kept for a step and not committed would move what is held
-        self.behind: Ahead[ModelState] | None = Ahead.of(memory, target) if plain else None
-        self.looks_ahead = self.behind is not None
+        self.behind = Ahead.of(memory, target) if plain else None
         if self.ids is not None:  # the way back: what the model calls each of the target's tokens
             self.own_ids = np.zeros(max(int(self.ids.max()) + 1, self.vocab_size), np.int32)
             self.own_ids[self.ids] = np.arange(len(self.ids), dtype=np.int32)
@@ -208,7 +204,7 @@ class ModelLevel(DecoderLevel):
             if state.fed > state.base:
                 self.counters["restarts"] += 1
             state.base = state.fed = max(0, len(state.tokens) - max(1, self.context // 2))
-            state.made = None
+            state.forget()
             if self.pool.window is not None:
                 self.pool.free(state.table)
         scratch = self.buffers.limits.scratch_pages(self.pool.scratch_page_size)
@@ -234,11 +230,11 @@ class ModelLevel(DecoderLevel):
         trees: dict[int, Tree] = {}
         left: list[tuple[ModelState, int]] = []
         for state, budget in zip(owners, budgets, strict=True):
-            made, state.made = state.made, None
-            if made is not None and made[:2] == (len(state.tokens) - state.base, state.tokens[-1]):
+            made = state.take(len(state.tokens) - state.base)
+            if made is not None:
                 state.fed = len(state.tokens)
                 self.pool.trim(state.table, state.fed - state.base)
-                trees[id(state)] = likeliest(made[2], budget)
+                trees[id(state)] = likeliest(made, budget)
             else:
                 state.fed = min(state.fed, len(state.tokens) - 1)
                 left.append((state, budget))
@@ -255,39 +251,20 @@ class ModelLevel(DecoderLevel):
                 trees[id(state)] = tree
         return [trees[id(state)] for state in owners]
 
-    def ahead(self, states: Sequence[LevelState | None]) -> None:
-        self.collect()
-        behind, rows = self.behind, 0
-        work: list[tuple[int, ModelState, int, int]] = []
-        if behind is None or self.draws.watch is not None:
-            return
-        for seq, state in enumerate(states):
-            if not isinstance(state, ModelState) or len(work) == self.buffers.limits.max_num_seqs:
-                continue
-            room, committed = behind.rows_of(seq, state), len(state.tokens) - state.base
-            if state.made is not None and state.made[:2] == (committed, state.tokens[-1]):
-                state.fed = len(state.tokens)  # nobody asked for it, and its rows are there
-            if not room or state.fed != len(state.tokens) or rows + room > self.most_rows or committed + room > self.context - self.depth:
-                continue
-            scratch = self.buffers.limits.scratch_pages(self.pool.scratch_page_size)
-            state.table, held = self.pool.hold(state.table, committed + room, scratch)
-            if held:
-                work.append((seq, state, rows, room))
-                rows += room
-        if not work:
-            return
-        stride = min(SPREAD, self.most_rows // len(work))
-        for at, (seq, state, first, room) in enumerate(work):
-            committed = len(state.tokens) - state.base
-            self.sequence(at, state.table, first, room, committed)
-            behind.write(at, seq, state, first, room, self.record(
-                self.max_nodes, committed, stride, len(state.tokens), state.base + 1))
-        behind.start([state for _, state, _, _ in work], rows, stride * len(work))
+    def follow(self, behind: Ahead[ModelState], states: Sequence[LevelState | None]) -> None:
+        scratch = self.buffers.limits.scratch_pages(self.pool.scratch_page_size)
 
-    def collect(self) -> None:
-        """What was drafted behind the step that has been waited for goes to the states."""
-        for state, committed, last, words in self.behind.found() if self.behind is not None else ():
-            state.made = committed, last, read_tree(words, self.index)
+        def fits(state: ModelState, room: int) -> bool:
+            committed = len(state.tokens) - state.base
+            if state.made_for(committed) is not None:
+                state.fed = len(state.tokens)  # nobody asked for it, and its rows are there
+            if state.fed != len(state.tokens) or committed + room > self.context - self.depth:
+                return False
+            state.table, held = self.pool.hold(state.table, committed + room, scratch)
+            return held
+
+        self.grow_behind(behind, behind.chosen(states, ModelState, fits),
+                         lambda state: (state.table, len(state.tokens) - state.base, state.base + 1))
 
     def _write_committed(self, states: Sequence[ModelState]) -> tuple[list[tuple[ModelState, int]], int]:
         """Rows of tokens without keys, as many as there is room for: of which requests how many, and all of them together."""

@@ -14,11 +14,10 @@ from collections.abc import Sequence
 from mlsdc.runtime.device.base import BoundProgram, LevelMemory
 from mlsdc.runtime.errors import ArtifactError
 from mlsdc.runtime.kv_pool import KvPool, PageTable
-from mlsdc.runtime.levels.ahead import likeliest
+from mlsdc.runtime.levels.ahead import Ahead, likeliest
 from mlsdc.runtime.levels.base import LevelState, Rounds
 from mlsdc.runtime.levels.coupling import coupled
 from mlsdc.runtime.levels.growing import GrowingLevel, Growth, log_guesses
-from mlsdc.runtime.levels.grown import SPREAD, read_tree
 from mlsdc.runtime.levels.heads import HeadLevel, HeadState
 from mlsdc.runtime.step import Array, Header
 from mlsdc.runtime.tree import EMPTY, Tree
@@ -32,24 +31,22 @@ class EagleState(HeadState):
         self.table = PageTable()
         self.base = self.fed = 0
         self.eagle = level
-        self.made: tuple[int, int, Tree] | None = None  # drafted ahead: for so many positions from `base` on, after this token
 
     def restart(self) -> None:
         if self.fed > self.base:
             self.level.counters["restarts"] += 1
+        super().restart()
         self.base = self.fed = self.kept_from
-        self.made, self.following = None, False
 
     def rollback(self, num_tokens: int) -> None:
         super().rollback(num_tokens)
-        self.made = None
         self.fed = min(self.fed, max(self.base, self.kept_to))
 
     def release(self) -> bool:
         held = bool(self.table.pages)
         self.eagle.pool.free(self.table)
         self.fed = self.base
-        self.made, self.following = None, False
+        self.forget()
         return held
 
 
@@ -75,10 +72,10 @@ class EagleLevel(HeadLevel, GrowingLevel):
         able: list[tuple[EagleState, int]] = []
         for state, budget in zip(states, budgets, strict=True):
             assert isinstance(state, EagleState)
-            made, state.made = state.made, None
-            if made is not None and made[:2] == (state.kept_to - state.base, state.tokens[-1]):
+            made = state.take(state.kept_to - state.base)
+            if made is not None:
                 state.fed = state.kept_to
-                trees[id(state)] = likeliest(made[2], budget)
+                trees[id(state)] = likeliest(made, budget)
             elif self._room(state):
                 able.append((state, budget))
         most = self.buffers.limits.max_num_seqs
@@ -109,34 +106,14 @@ class EagleLevel(HeadLevel, GrowingLevel):
         trees = yield from self.grown(growths, [state.fed + 1 for state, _ in part], lasts, rows)
         return {id(state): tree for (state, _), tree in zip(part, trees, strict=True)}
 
-    def ahead(self, states: Sequence[LevelState | None]) -> None:
-        self.collect()
-        behind, rows = self.behind, 0
-        work: list[tuple[int, EagleState, int, int]] = []
-        if behind is None or self.draws.watch is not None:
-            return
-        for seq, state in enumerate(states):
-            if not isinstance(state, EagleState) or len(work) == self.buffers.limits.max_num_seqs:
-                continue
-            if state.made is not None and state.made[:2] == (state.kept_to - state.base, state.tokens[-1]):
+    def follow(self, behind: Ahead[EagleState], states: Sequence[LevelState | None]) -> None:
+        def fits(state: EagleState, room: int) -> bool:
+            if state.made_for(state.kept_to - state.base) is not None:
                 state.fed = state.kept_to  # nobody asked for it, and its rows are there
-            room = behind.rows_of(seq, state) if state.ready() and state.fed == state.kept_to else 0
-            if room and rows + room <= self.most_rows and self._room(state, room):
-                work.append((seq, state, rows, room))
-                rows += room
-        if not work:
-            return
-        stride = min(SPREAD, self.most_rows // len(work))
-        for at, (seq, state, first, room) in enumerate(work):
-            committed = state.fed - state.base
-            self.sequence(at, state.table, first, room, committed)
-            behind.write(at, seq, state, first, room, self.record(
-                self.max_nodes, committed, stride, len(state.tokens), state.base + 2))
-        behind.start([state for _, state, _, _ in work], rows, stride * len(work))
+            return state.ready() and state.fed == state.kept_to and self._room(state, room)
 
-    def collect(self) -> None:
-        for state, committed, last, words in self.behind.found() if self.behind is not None else ():
-            state.made = committed, last, read_tree(words, self.index)
+        self.grow_behind(behind, behind.chosen(states, EagleState, fits),
+                         lambda state: (state.table, state.fed - state.base, state.base + 2))
 
     def _room(self, state: EagleState, more: int = 0) -> bool:
         """Pages for the request's rows, and for `more` of the step that runs; a context that has become too long, or whose next hidden

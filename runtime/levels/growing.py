@@ -6,7 +6,7 @@ has a launch list for it, all rounds run on the device (grown.py).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import log
 
@@ -16,8 +16,9 @@ from mlsdc.runtime.artifact import Artifact
 from mlsdc.runtime.device.base import LevelMemory
 from mlsdc.runtime.errors import ArtifactError
 from mlsdc.runtime.kv_pool import KvPool, PageTable
-from mlsdc.runtime.levels.base import Level, Rounds
-from mlsdc.runtime.levels.coupling import Draw, Draws, coupled
+from mlsdc.runtime.levels.ahead import Ahead, Followed, LooksAhead, S
+from mlsdc.runtime.levels.base import Rounds
+from mlsdc.runtime.levels.coupling import Draw, coupled
 from mlsdc.runtime.levels.grown import PROGRAM, SPREAD, Growing, read_tree, write_record
 from mlsdc.runtime.manifest import LevelInfo
 from mlsdc.runtime.step import Array, Header
@@ -123,7 +124,7 @@ class Row:
     feature: Array | None
 
 
-class GrowingLevel(Level):
+class GrowingLevel(LooksAhead):
     """What levels that grow trees share. `program` makes `top` and, for levels with features, `hidden`."""
 
     index: int
@@ -132,8 +133,8 @@ class GrowingLevel(Level):
     ids: Array | None = None  # the target's token of each of the level's, where they differ
     own_ids: Array | None = None  # and the other way
     vocab_size: int = 1 << 31
+    max_nodes: int
     least = log(EXPANDED)
-    draws: Draws
     has_features = False
 
     def bind(self, memory: LevelMemory, target: LevelMemory, pool: KvPool | None) -> None:
@@ -180,6 +181,23 @@ class GrowingLevel(Level):
         return {Growing.BUDGET: budget, Growing.COMMITTED: committed, Growing.STRIDE: stride, Growing.SLOTS: 0,
                 Growing.MOST_SLOTS: self.most_slots, Growing.ROOT: 0, Growing.SHIFT: shift, Growing.TURN: turn,
                 Growing.FLOOR: self.log_floor, Growing.LEAST: self.least, Growing.LAST: 0}
+
+    def grow_behind(self, behind: Ahead[S], work: Sequence[Followed[S]], begins: Callable[[S], tuple[PageTable, int, int]]) -> None:
+        """Start the list of trees that grow behind the target's step. `begins`: a state's pages, how many positions lie there, and the
+        shift of its guesses (as in Growth)."""
+        if not work:
+            return
+        stride = min(SPREAD, self.most_rows // len(work))
+        values = []
+        for at, one in enumerate(work):
+            table, committed, shift = begins(one.state)
+            self.sequence(at, table, one.first, one.room, committed)
+            values.append(self.record(self.max_nodes, committed, stride, len(one.state.tokens), shift))
+        behind.start(work, values, later=stride * len(work))
+
+    def collect(self) -> None:
+        for found in self.behind.found() if self.behind is not None else ():
+            found.state.made = found.end, found.last, read_tree(self.buffers.grown[found.at], self.index)
 
     def grow(self, growths: Sequence[Growth], rounds: int) -> Rounds[None]:
         """Up to `rounds` runs of the program, each for the likeliest waiting nodes of all requests."""

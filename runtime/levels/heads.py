@@ -17,8 +17,8 @@ from mlsdc.runtime.artifact import Artifact
 from mlsdc.runtime.device.base import LevelMemory, NativeFunction
 from mlsdc.runtime.errors import ArtifactError
 from mlsdc.runtime.kv_pool import KvPool
-from mlsdc.runtime.levels.ahead import Ahead
-from mlsdc.runtime.levels.base import Level, LevelState, Rounds, finished
+from mlsdc.runtime.levels.ahead import Ahead, Follower, LooksAhead
+from mlsdc.runtime.levels.base import LevelState, Rounds, finished
 from mlsdc.runtime.levels.coupling import Draws
 from mlsdc.runtime.levels.growing import draft_ids
 from mlsdc.runtime.manifest import LevelInfo
@@ -26,7 +26,7 @@ from mlsdc.runtime.step import Array
 from mlsdc.runtime.tree import EMPTY, Tree
 
 
-class HeadLevel(Level):
+class HeadLevel(LooksAhead):
     """`d2t` i32[draft_vocab]: the target's ids. `memory` and what else `bind` gives are there from then on."""
 
     reads_target = True
@@ -55,8 +55,7 @@ class HeadLevel(Level):
 
     def bind(self, memory: LevelMemory, target: LevelMemory, pool: KvPool | None) -> None:
         self.memory, self.pool = memory, pool
-        self.behind: Ahead[Any] | None = Ahead.of(memory, target)
-        self.looks_ahead = self.behind is not None
+        self.behind = Ahead.of(memory, target)
         self.buffers = memory.buffers
         self._forward = target.programs["forward"]
 
@@ -80,15 +79,12 @@ class HeadLevel(Level):
                 trees[i] = tree
         return trees
 
-    def collect(self) -> None:
-        """What was drafted behind the step that has been waited for goes to the states."""
-
     @abstractmethod
     def draft(self, states: Sequence[HeadState], budgets: Sequence[int]) -> Rounds[list[Tree]]:
         """Trees of requests that are ready, all of them at once."""
 
 
-class HeadState(LevelState):
+class HeadState(Follower[Any]):
     """One request: its tokens, and hidden states of positions `kept_from` .. `kept_to` - 1 in a ring (position p at row p % window)."""
 
     def __init__(self, level: HeadLevel) -> None:
@@ -96,13 +92,12 @@ class HeadState(LevelState):
         self.tokens: list[int] = []
         self.ring: Array = np.zeros((0, level.width), np.float32)
         self.kept_from = self.kept_to = 0
-        self.following = False  # runtime/levels/ahead.py
 
     def observe(self, tokens: Sequence[int]) -> None:
         self.tokens += tokens
 
     def rollback(self, num_tokens: int) -> None:
-        self.following = False
+        self.forget()
         del self.tokens[max(0, len(self.tokens) - num_tokens) :]
         self.kept_to = min(self.kept_to, max(self.kept_from, len(self.tokens) - 1))
 
@@ -150,7 +145,7 @@ class HeadState(LevelState):
 
     def restart(self) -> None:
         """What was made of earlier hidden states is of no use any more."""
-        self.following = False
+        self.forget()
 
 
 def best_first(budget: int, floor: float, roots: Array, expand: Callable[[int], Array | None]) -> tuple[list[int], list[int], list[float]]:

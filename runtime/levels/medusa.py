@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from mlsdc.runtime.device.base import BoundProgram, LevelMemory
 from mlsdc.runtime.kv_pool import KvPool
+from mlsdc.runtime.levels.ahead import Ahead
 from mlsdc.runtime.levels.base import LevelState, Rounds
 from mlsdc.runtime.levels.coupling import Draw, coupled
 from mlsdc.runtime.levels.growing import log_guesses
@@ -17,20 +18,6 @@ from mlsdc.runtime.tree import EMPTY, Tree
 Heads = list[tuple[Array, Array]]  # of each head log probabilities and tokens, best first
 
 
-class MedusaState(HeadState):
-    """`made`: guesses that were made ahead: for so many hidden states, after this token."""
-
-    made: tuple[int, int, Heads] | None = None
-
-    def rollback(self, num_tokens: int) -> None:
-        super().rollback(num_tokens)
-        self.made = None
-
-    def restart(self) -> None:
-        super().restart()
-        self.made = None
-
-
 class MedusaLevel(HeadLevel):
     """Row: the hidden state before the last committed token, and that token. Head i's guesses are the tree's nodes at depth i + 1."""
 
@@ -39,29 +26,21 @@ class MedusaLevel(HeadLevel):
         self.program = memory.programs["draft"]
 
     def start(self) -> LevelState:
-        return MedusaState(self)
+        return HeadState(self)
 
-    def ahead(self, states: Sequence[LevelState | None]) -> None:
-        self.collect()
-        behind = self.behind
-        if behind is None or self.draws.watch is not None:
-            return
-        work = [(seq, state) for seq, state in enumerate(states)
-                if isinstance(state, MedusaState) and state.ready() and behind.rows_of(seq, state)][: behind.most_rows]
-        for at, (seq, state) in enumerate(work):
-            behind.write(at, seq, state, at, 1, {Growing.COMMITTED: state.kept_to, Growing.TURN: 0})
+    def follow(self, behind: Ahead[HeadState], states: Sequence[LevelState | None]) -> None:
+        work = behind.chosen(states, HeadState, lambda state, room: state.ready(), last_only=True)
         if work:
-            behind.start([state for _, state in work], len(work), 0)
+            behind.start(work, [{Growing.COMMITTED: one.state.kept_to, Growing.TURN: 0} for one in work])
 
     def collect(self) -> None:
-        if self.behind is None or not self.behind.started:
+        found = self.behind.found() if self.behind is not None else []
+        if self.behind is None or not found:
             return
-        seqs = {id(state): seq for seq, state in enumerate(self.behind.started)}
-        found = self.behind.found()
-        rows = [seqs[id(state)] for state, _, _, _ in found]
-        heads = self._heads(self.behind.program, rows, [state.drawn for state, _, _, _ in found], [end + 1 for _, end, _, _ in found])
-        for at, (state, end, last, _) in enumerate(found):
-            state.made = end, last, [(logp[at], tokens[at]) for logp, tokens in heads]
+        heads = self._heads(self.behind.program, [one.at for one in found], [one.state.drawn for one in found],
+                            [one.end + 1 for one in found])
+        for row, one in enumerate(found):
+            one.state.made = one.end, one.last, [(logp[row], tokens[row]) for logp, tokens in heads]
 
     def _heads(self, program: BoundProgram, rows: Sequence[int], owners: Sequence[Draw | None], ends: Sequence[int]) -> Heads:
         """Of each head the guesses of these rows; `ends`: how many tokens their sequences have."""
@@ -75,12 +54,11 @@ class MedusaLevel(HeadLevel):
         trees = [EMPTY] * len(states)
         left = []
         for i, (state, budget) in enumerate(zip(states, budgets, strict=True)):
-            assert isinstance(state, MedusaState)
-            made, state.made = state.made, None
-            if made is not None and made[:2] == (state.kept_to, state.tokens[-1]):
-                trees[i] = self._tree(made[2], budget)
-            else:
+            heads: Heads | None = state.take(state.kept_to)
+            if heads is None:
                 left.append(i)
+            else:
+                trees[i] = self._tree(heads, budget)
         for start in range(0, len(left), most):
             which = left[start : start + most]
             part = [states[i] for i in which]

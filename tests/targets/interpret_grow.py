@@ -40,16 +40,17 @@ TYPES = {"f4": torch.float32, "f8": torch.float64, "i4": torch.int32, "i8": torc
 
 
 class Model:
-    """Guesses of rows. `sharp`: how much likelier the first one is than the next."""
+    """Guesses of rows, which lie in `slots` scratch slots. `sharp`: how much likelier the first one is than the next."""
 
-    def __init__(self, buffers: StepBuffers, sharp: float, vocab: int) -> None:
-        self.buffers, self.sharp, self.vocab = buffers, sharp, vocab
+    def __init__(self, buffers: StepBuffers, sharp: float, vocab: int, slots: int) -> None:
+        self.buffers, self.sharp, self.vocab, self.slots = buffers, sharp, vocab, slots
         self.top = np.zeros((LIMITS.max_logit_rows, 2 * CHILDREN + 1), np.float32)
         self.hidden = np.zeros((LIMITS.max_num_batched_tokens, WIDTH), np.float32)
 
     def run(self) -> None:
         b = self.buffers
         rows, out = int(b.header[Header.ROWS]), int(b.header[Header.OUT])
+        assert (b.row_slot[:rows] < self.slots).all()  # the next one is another sequence's
         for row in range(rows):
             noise = np.random.default_rng([int(b.tokens[row]), int(b.positions[row]), int(b.ancestors[row]),
                                            int(b.features[row].view(np.uint32).sum()) if b.features.size else 0])
@@ -110,11 +111,11 @@ class Grower(GrowingLevel):
             self.own_ids[ids] = np.arange(len(ids), dtype=np.int32)
 
     def start(self) -> LevelState:
-        raise NotImplementedError
+        raise AssertionError("no request begins here")
 
     def attach(self, model: Model, function: Any, names: Sequence[str], most_rows: int, *, there: bool) -> None:
         self.buffers, self.program = model.buffers, Draft(model)
-        self.most_rows, self.most_slots = most_rows, 41
+        self.most_rows, self.most_slots = most_rows, model.slots
         self.trees = Trees(model, self, function, names) if there else None
         if self.ids is not None:
             self.buffers.draft_ids[:] = self.ids
@@ -198,8 +199,10 @@ def check(kernels: Kernels) -> None:
     @settings(max_examples=int(os.environ.get("GROW_EXAMPLES", 25)), phases=[Phase.generate], deadline=None, derandomize=True,
               database=None, suppress_health_check=list(HealthCheck))
     @given(requests(), st.integers(1, 4), st.sampled_from([0.0, 0.01, 0.2]), st.booleans(), st.sampled_from(["same", "mapped", "spoken"]),
-           st.sampled_from([0.2, 0.7, 2.0]), st.sampled_from([4, 13, LIMITS.max_num_batched_tokens]))
-    def same(work: list[tuple[Growth, int]], depth: int, floor: float, features: bool, ids: str, sharp: float, most_rows: int) -> None:
+           st.sampled_from([0.2, 0.7, 2.0]), st.sampled_from([4, 13, LIMITS.max_num_batched_tokens]),
+           st.sampled_from([2, 9, 41]))
+    def same(work: list[tuple[Growth, int]], depth: int, floor: float, features: bool, ids: str, sharp: float, most_rows: int, slots: int
+             ) -> None:
         table = None if ids == "same" else np.random.default_rng(7).permutation(VOCAB).astype(np.int32)[:40]
         function, names = kernels.of(features, 0 if table is None else len(table), ids == "spoken")
         found = []
@@ -208,7 +211,7 @@ def check(kernels: Kernels) -> None:
                 {} if table is None else {"draft_ids": len(table)})
             buffers = StepBuffers(LIMITS, 16, {**widths, **grown_widths(widths, {"nodes", "rows_hidden"} if features else {"nodes"})})
             level = Grower(depth, floor, features, table, ids == "spoken")
-            level.attach(Model(buffers, sharp, VOCAB if table is None else len(table)), function, names, most_rows, there=there)
+            level.attach(Model(buffers, sharp, VOCAB if table is None else len(table), slots), function, names, most_rows, there=there)
             fresh = [Growth(g.table, g.committed, g.budget, g.root, g.draw, g.shift) for g, _ in work]
             lasts = [last if table is None or ids == "mapped" else int(table[last]) for _, last in work]
             found.append(level.grow_all(fresh, lasts))
