@@ -15,7 +15,7 @@ INCLUDE = re.compile(r'(?:include|from) "triton/([^"]+\.jinja)"')
 FORMAT = re.compile(r'include "triton/(\w+_)" ~ [^"]+ ~ "([^"]+)"')
 
 DIGESTS = {
-    "ahead_rows": "1fdc625f757a3274f0b1d5713b880b7118fe38ecd78138d53e5e8f417da95ac5",
+    "ahead_rows": "7a10be98fac411142f59271620729b8db28cd5b107c187d154f3cd0a3e25c572",
     "append_kv": "e43880931eb4c735ad51d7dd259420a694f98e912f3e1d572719fa68c985ff36",
     "argmax_join": "150b58019f82cf691b0f67c1cdbf75df349ba1e70371f0a6413e52f02e0ad877",
     "argmax_part": "ff21092b79beaf7b60fa9e13534b37281538eeb95d26662d222ec1c811d3cfb1",
@@ -49,7 +49,7 @@ DIGESTS = {
     "linear_tma": "40b4f5c834fb80a8f10278e2212c94db68023c9c280d3047ca81af0d714dff2d",
     "ngram_clear": "c063bf7b88f34007f4e64d9818a2c54f0d5b89163821cde7b4eb1ecdb0a9dd27",
     "ngram_observe": "a5a8a3808b7d48b6f1f383fca808b18411557155fac5d3be762b65829a343d82",
-    "ngram_propose": "f43c7c787de492af8919bd6911d9eae6d206f78e4af45f254f8daeb27a048e94",
+    "ngram_propose": "47337408a3a8725fceacd8af74aafa9063729d8aa5f74f19d8172db7ee20e259",
     "pad_heads": "96c8b3c3d5abda3ae824678e12b4e1e3de0e29fbd79845c2b2de6ed558822845",
     "quantise": "2545d8ced677356650bb3676eab90107c19a0125c049b22cf5a46a6f6ac9a9ea",
     "quantise_f8": "e7016a4b6dd8e419b87504e759dd9c66a665d9f91dd858cbbe5ed3a1b7a854a7",
