@@ -25,7 +25,7 @@ def no_copy(source: int, target: int) -> None:
 class Pages(ABC):
     """Pages of `page_bytes` on one grid over the slab pool. Not thread-safe: the engine's step owns it.
 
-    `copy_page` copies a page's bytes on the device, at once; no step may be running.
+    `copy_page` copies a page's bytes on the device, after all that was started there: pages are taken while a step runs, too.
     """
 
     name = "kv pool"

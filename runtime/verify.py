@@ -106,6 +106,8 @@ class CommitList:
             position += 1
             if tail is not None and position % tail.group == 0:
                 self.groups.append((table.pages[position // tail.group - 1], item.seq, position - tail.group))
+                # its pages may have moved since the rows were written: levels that work ahead take theirs while the step runs
+                _write_list(self.buffers.cells.tail_table, item.seq * self.buffers.tail_table.shape[1], table.tail)
 
     def write(self) -> bool:
         """Fill the inputs of the commit program; False if there is nothing to do."""

@@ -130,7 +130,7 @@ class LevelMemory(ABC):
         return
 
     def copy_page(self, source: int, target: int) -> None:
-        """At once; no step may be running."""
+        """After all that was started: a step may be running."""
         self.write_page(target, self.read_page(source))
 
     def copy_wide(self, source: int, target: int) -> None:
