@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes as C
 import logging
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -73,9 +74,9 @@ class CudaDevice(Device):
         context = C.c_void_p()
         self.driver.cuDevicePrimaryCtxRetain(C.byref(context), handle)
         self._handle, self._context = handle, context
+        self.stream = C.c_void_p()
         try:
             self.use()
-            self.stream = C.c_void_p()
             self.driver.cuStreamCreate(C.byref(self.stream), NON_BLOCKING)
             self.kernels = {key: self._load(key, info) for key, info in target.kernels.items()}
             self._variants: dict[tuple[str, str], Kernel] = {}
@@ -207,6 +208,8 @@ class CudaDevice(Device):
         if self._context is None:
             return
         self.use()
+        with suppress(DeviceError):  # what a step left running reads and writes what goes now; a GPU that broke down runs nothing
+            self.synchronise()
         for graph in self.graphs:
             self.driver.cuGraphExecDestroy(graph)
         for pointer in self._pinned:

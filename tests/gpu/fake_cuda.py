@@ -169,7 +169,8 @@ class FakeCuda:
         return 0
 
     def cuMemFreeHost(self, pointer: Any) -> int:
-        return 0 if self.host.pop(number(pointer), None) is not None else INVALID_VALUE
+        """Refused while anything is running: it may be copying there."""
+        return 0 if not self.queue and self.host.pop(number(pointer), None) is not None else INVALID_VALUE
 
     def cuMemsetD8Async(self, target: Any, byte: Any, size: Any, stream: Any) -> int:
         return self._do(lambda: C.memset(number(target), number(byte), number(size)), [(target, size)])

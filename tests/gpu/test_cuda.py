@@ -121,6 +121,16 @@ def test_a_commit_is_not_waited_for_and_keeps_its_numbers(opened: Opened) -> Non
     assert (found[0], len(opened.fake.launched)) == (6, 2)
 
 
+def test_a_device_is_closed_behind_what_was_started(opened: Opened) -> None:
+    """A step that broke off, and a commit, which nobody waits for: what they copy to and from is freed when they are done."""
+    opened.header(ROWS=3, SEQS=1, OUT=1, COMMITS=1)
+    opened.program("forward").start()
+    opened.program("commit").run()
+    opened.device.close()
+    assert not opened.fake.host
+    assert len(opened.fake.launched) > 1
+
+
 def test_a_greedy_step_waits_once(opened: Opened) -> None:
     opened.header(ROWS=1, SEQS=1, OUT=1, COMMITS=1)
     before = opened.fake.calls.count("cuStreamSynchronize")
