@@ -27,6 +27,7 @@ from mlsdc.runtime.bench.rig import Rig
 from mlsdc.runtime.device.cuda import CudaDevice
 from mlsdc.runtime.errors import DeviceError
 from mlsdc.runtime.step import Array
+from mlsdc.targets.nvidia_values import bearers
 
 COPY_BYTES = 256 << 20
 COPIES = 10
@@ -212,16 +213,21 @@ def step_time(rig: Rig, graph: Graph, rows: int, context: int) -> StepTime:
 
 
 def kernel_times(rig: Rig, graph: Graph, context: int, copy: float) -> list[KernelTime]:
-    """The step that is set, kernel by kernel, the slowest first. A node's bytes count for the first of its launches."""
-    moved = {cost.node: cost.bytes for cost in step_costs(graph, Load(1, 1, context, out=1))}
+    """The step that is set, kernel by kernel, the slowest first. A node's bytes count for one of its launches (nvidia_values.bearers)."""
+    times = rig.forward.profile()
+    ran = {(node, kernel) for node, kernel, _ in times}
+    launches = rig.artifact.programs(rig.manifest.target_level.name, rig.device.target)["forward"].launches  # type: ignore[attr-defined]
+    bearer = bearers(launch for launch in launches if (launch.node, launch.kernel) in ran)
     us: dict[str, list[float]] = defaultdict(list)
     bytes_: dict[str, float] = defaultdict(float)
-    for node, kernel, time in rig.forward.profile():
+    for _, kernel, time in times:
         us[kernel].append(time)
-        bytes_[kernel] += moved.pop(node, 0.0)
+    for cost in step_costs(graph, Load(1, 1, context, out=1)):
+        if cost.node in bearer:
+            bytes_[bearer[cost.node]] += cost.bytes
     found = [
-        KernelTime(kernel, len(times), sum(times), bytes_[kernel], bytes_[kernel] / (sum(times) * 1e-6) / copy if sum(times) else 0.0)
-        for kernel, times in us.items()]
+        KernelTime(kernel, len(mine), sum(mine), bytes_[kernel], bytes_[kernel] / (sum(mine) * 1e-6) / copy if sum(mine) else 0.0)
+        for kernel, mine in us.items()]
     return sorted(found, key=lambda kernel: -kernel.us)
 
 

@@ -12,6 +12,7 @@ from mlsdc.runtime.artifact import Artifact
 from mlsdc.runtime.manifest import KernelInfo, KernelVariant, TargetInfo
 from mlsdc.targets.cubin import disassembly
 from mlsdc.targets.hardware import GPUS, Gpu
+from mlsdc.targets.nvidia_values import bearers
 from mlsdc.targets.nvrtc_build import compile_source
 from mlsdc.targets.triton_build import Variant, compile_kernel, reproducible, tools_folder
 
@@ -26,9 +27,10 @@ def kernel_table(artifact: Artifact, target: TargetInfo, graph: Graph, load: Loa
     launches = Counter(launch.kernel for program in programs.values() for launch in program.launches)
     costs = {cost.node: cost for cost in step_costs(graph, load)}
     of_kernel: dict[str, list[Cost]] = {}
-    for launch in programs["forward"].launches:
-        if launch.node in costs and (launch.count != "ROWS" or launch.runs(load.rows)):
-            of_kernel.setdefault(launch.kernel, []).append(costs.pop(launch.node))
+    ran = (launch for launch in programs["forward"].launches if launch.count != "ROWS" or launch.runs(load.rows))
+    for node, kernel in bearers(ran).items():
+        if node in costs:
+            of_kernel.setdefault(kernel, []).append(costs[node])
     yield (f"{target.name}: {len(target.kernels)} kernels; us and MB: predicted for {load.rows} rows of {load.seqs} sequences at "
            f"{load.context:,} tokens")
     yield (f"{'launches':>8}{'regs':>6}{'shared':>8}{'threads':>8}{'blocks':>7}{'mma':>5}{'async':>6}{'MB':>9}{'us':>9}"

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -19,7 +19,7 @@ from mlsdc.compiler.types import GROUP, Dim, DType, KvType, TensorType
 from mlsdc.runtime.device.cuda import CudaLevel
 from mlsdc.runtime.device.cuda_program import CudaProgram
 from mlsdc.runtime.kv_format import KvGeometry, from_bf16, to_bf16
-from mlsdc.runtime.program import ArenaArg, Arg, InputArg, Launch
+from mlsdc.runtime.program import ArenaArg, Arg, InputArg, Launch, WeightArg
 from mlsdc.runtime.step import Array, Header
 from mlsdc.runtime.weight_files import LevelWeights
 from mlsdc.targets.nvidia_layout import f8_bytes, packed_bytes, unpack_q4, unpack_q8
@@ -137,6 +137,15 @@ def argument(level: CudaLevel, launch: Launch, *names: str) -> Arg | None:
     """What a launch gives for the first parameter of one of these names; None if its kernel has none."""
     abi = level.device.kernel(launch.kernel).info.abi
     return next((arg for entry, arg in zip(abi, launch.args, strict=False) if entry.split(": ")[0] in names), None)
+
+
+def bearers(ran: Iterable[Launch]) -> dict[str, str]:
+    """Of each node the kernel, among those launched, that its bytes count for: the first that reads a weight (what quantises rows or sorts
+    pairs before it does not), else the first."""
+    found: dict[str, str] = {}
+    for launch in sorted(ran, key=lambda launch: not any(isinstance(arg, WeightArg) for arg in launch.args)):
+        found.setdefault(launch.node, launch.kernel)
+    return found
 
 
 def arena_of(level: CudaLevel, launch: Launch, *names: str) -> int:

@@ -20,6 +20,7 @@ from mlsdc.compiler.types import Dim, DType, TensorType
 from mlsdc.passes.emit_program import emit_program
 from mlsdc.runtime.step import Limits
 from mlsdc.targets import make_target
+from mlsdc.targets.nvidia_values import bearers
 from mlsdc.targets.protocol import Declined, KernelSpec
 from mlsdc.templates.params_triton_f8 import step
 from tests.passes.graphs import Llama, Weights, row_program
@@ -107,6 +108,16 @@ def test_kernels_give_what_the_reference_interpreter_gives(root: Path) -> None:
     done = subprocess.run([sys.executable, "-m", "tests.targets.interpret_f8"], cwd=root, capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr[-2000:]
     assert "all as the reference interpreter has them" in done.stdout
+
+
+@pytest.mark.parametrize("rows", [1, 7])
+def test_what_multiplies_bears_a_node_s_bytes_and_not_what_quantises_rows(rows: int) -> None:
+    graph = compiled(Llama(), weights="fp8-a8")
+    program, _ = emit_program(graph, make_target("h100", LIMITS, False), "forward", "target")
+    bearer = bearers(launch for launch in program.launches if launch.count != "ROWS" or launch.runs(rows))
+    f8 = [node for node in graph.nodes if isinstance(node.op, LinearF8 | GatedF8)]
+    assert f8
+    assert all(bearer[node.name].startswith(node.op.opname) for node in f8)
 
 
 @pytest.mark.parametrize(("gpu", "wide", "few"), [("l40s", "QMMA", "QMMA"), ("h100", "QGMMA", "HMMA"), ("b200", "UTCQMMA", "HMMA")])
