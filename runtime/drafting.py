@@ -52,6 +52,8 @@ class Drafting:
         self._step: tuple[int, float] | None = None  # context and start of the step that runs, if its time is to be learned
         self._quiet = 0  # steps in a row in which nobody was asked
         self._full = False  # this step had no room for drafts: nobody was asked, and nothing is kept free in the next one
+        self._plain = False  # this step had no room, or nothing that was proposed was worth sending: no level works behind it
+        self._behind = False  # levels work behind this step
         self._turns: list[tuple[Request, Seat]] = []  # requests with a seat that the step brought tokens
 
     def _compose(self, dropped: Collection[str]) -> None:
@@ -99,7 +101,7 @@ class Drafting:
         if level is None:
             return
         self._asked.clear()
-        self._full = False
+        self._full = self._plain = self._behind = False
         self._spent_s, self._spent_for = 0.0, 0
         if not any(item.request.budget for item in items):  # nobody speculates: a plain engine's step (law L4)
             return
@@ -111,6 +113,7 @@ class Drafting:
         room = self.controller.room(rows, sequences, context)
         if not room:
             self._full = rows == sequences  # rows of prompts pass
+            self._plain = True
             self._begin_step(context, asked=False)
             return
         if self._batch is not None and self.controller.trace is None:
@@ -132,6 +135,7 @@ class Drafting:
             for (item, _), proposal, tree in zip(able, proposals, kept, strict=True):
                 item.tree = tree
                 self._asked[item.request.id] = proposal, len(item.request.tokens)
+            self._plain = any(trees) and not any(kept)
         self._begin_step(context, asked=bool(wanted))
 
     def _begin_step(self, context: int, *, asked: bool) -> None:
@@ -206,15 +210,17 @@ class Drafting:
         return request.drafter
 
     def ahead(self, items: Sequence[StepItem], follow: BoundProgram | None) -> None:
-        """The target's programs are started, not waited for: levels that look ahead work behind them, for the next step."""
+        """The target's programs are started, not waited for: levels that look ahead work behind them, for the next step. Not behind a step
+        without drafts that shows what such a step takes; then levels draft in their own time, which shows what that takes (law L4)."""
         level = self.level
-        if level is None or not level.looks_ahead or follow is None or self._full:
+        if level is None or not level.looks_ahead or follow is None or self._plain:
             return
         start = self.clock()
         states = [self._seen(item.request) if self._goes_on(item) else None for item in items]
         if any(states):
             follow.start()
             level.ahead(states)
+            self._behind = True
             self._spent_s += self.clock() - start
 
     def _goes_on(self, item: StepItem) -> bool:
@@ -268,14 +274,16 @@ class Drafting:
         self._spent_s += self.clock() - start
 
     def done(self, items: Sequence[StepItem]) -> None:
-        """The step is over: what it took since its drafts is what its rows cost, of trees as they were sent (a grammar changes some)."""
+        """The step is over: what it took since its drafts is what its rows cost, of trees as they were sent (a grammar changes some), and
+        what works behind such a step. One without drafts that something works behind shows neither."""
         if self._spent_for:
             self._host_s += 0.1 * (UNTIMED * self._spent_s / self._spent_for - self._host_s)
         if self._step is not None:
             context, start = self._step
             self._step = None
             nodes = sum(len(item.tree) for item in items)
-            self.controller.step(sum(item.rows for item in items) + nodes, context, self.clock() - start, nodes)
+            if nodes or not self._behind:
+                self.controller.step(sum(item.rows for item in items) + nodes, context, self.clock() - start, nodes)
 
     def end(self, request: Request) -> None:
         """The request is over: forget what was kept for it."""
