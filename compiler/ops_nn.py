@@ -50,16 +50,21 @@ class Gated(Op):
     act: str = "silu"
 
     def infer(self, *inputs: Type) -> Type:
-        expect_arity(inputs, 2)
-        x = expect_tensor(inputs[0], "input", rank=2, dtypes=(DType.F32,))
-        weight = expect_tensor(inputs[1], "weight", rank=2, dtypes=WEIGHTS)
-        expect_equal(weight.shape[1], x.shape[1], "columns of the weight")
-        double = weight.shape[0]
-        if self.act not in ("silu", "gelu_tanh"):
-            raise Mismatch(f"act '{self.act}' is not silu or gelu_tanh")
-        if not isinstance(double, int) or double % 2:
-            raise Mismatch(f"weight {weight} does not split into gate and up")
-        return TensorType(DType.F32, (x.shape[0], double // 2))
+        return gated_type(self.act, inputs, WEIGHTS)
+
+
+def gated_type(act: str, inputs: tuple[Type, ...], weights: tuple[DType, ...]) -> TensorType:
+    """The type rule of gated MLPs over f32 rows, whose weight is one of `weights`. Raises Mismatch."""
+    expect_arity(inputs, 2)
+    x = expect_tensor(inputs[0], "input", rank=2, dtypes=(DType.F32,))
+    weight = expect_tensor(inputs[1], "weight", rank=2, dtypes=weights)
+    expect_equal(weight.shape[1], x.shape[1], "columns of the weight")
+    double = weight.shape[0]
+    if act not in ("silu", "gelu_tanh"):
+        raise Mismatch(f"act '{act}' is not silu or gelu_tanh")
+    if not isinstance(double, int) or double % 2:
+        raise Mismatch(f"weight {weight} does not split into gate and up")
+    return TensorType(DType.F32, (x.shape[0], double // 2))
 
 
 @op("rms_norm")

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from mlsdc.compiler.ops import Mismatch, Op, expect_arity, expect_equal, expect_tensor, op
 from mlsdc.compiler.ops_kv import expect_kv, expect_tree
+from mlsdc.compiler.ops_nn import gated_type
 from mlsdc.compiler.types import GROUP, DType, TensorType, Type
 
 PACKED = (DType.Q8, DType.Q4)
@@ -110,16 +111,7 @@ class GatedF8(Op):
     act: str = "silu"
 
     def infer(self, *inputs: Type) -> Type:
-        expect_arity(inputs, 2)
-        x = expect_tensor(inputs[0], "input", rank=2, dtypes=(DType.F32,))
-        weight = expect_tensor(inputs[1], "weight", rank=2, dtypes=(DType.F8,))
-        expect_equal(weight.shape[1], x.shape[1], "columns of the weight")
-        double = weight.shape[0]
-        if self.act not in ("silu", "gelu_tanh"):
-            raise Mismatch(f"act '{self.act}' is not silu or gelu_tanh")
-        if not isinstance(double, int) or double % 2:
-            raise Mismatch(f"weight {weight} does not split into gate and up")
-        return TensorType(DType.F32, (x.shape[0], double // 2))
+        return gated_type(self.act, inputs, (DType.F8,))
 
 
 @op("norm_quantise")

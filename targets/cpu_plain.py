@@ -6,7 +6,9 @@ a layer that would take more than MOST_BYTES is declined.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from math import prod
+from types import MappingProxyType
 
 from mlsdc.compiler import ops_core, ops_kv, ops_nn, ops_shard
 from mlsdc.compiler.graph import Graph, Node
@@ -23,6 +25,7 @@ from mlsdc.templates.params import padded
 
 MOST_BYTES = 4 << 30
 POSITIONS = InputArg("positions")
+BOTH, ACTIVE = TempRef("both"), TempRef("active")
 
 
 def launch(node: Node, kernel: KernelSpec, tasks: int, *args: CallArg) -> Lowering:
@@ -75,20 +78,24 @@ def lower_linear(target: CpuTarget, node: Node, op: ops_nn.Linear, graph: Graph)
     x, weight = input_type(graph, node, 0), input_type(graph, node, 1)
     if (weight.dtype.packed and weight.dtype is not DType.F8) or not is_rows(x) or x.rank != 2:
         return Declined(f"linear of {x} and {weight}; the CPU has it for f32[rows, k] and weights of f32, bf16 or f8")
+    return Lowering((linear_call(node, weight, values(node), ValueRef(node.name)),), storage(node.type))
+
+
+def linear_call(node: Node, weight: TensorType, args: Sequence[CallArg], result: CallArg) -> Call:
+    """The node's rows by a weight of f32, bf16 or f8: `args` are the rows, the weight and maybe a bias."""
     index, _, rows = rows_of(node.type)
     n, k = whole(weight)
-    bias = len(node.inputs) == 3
-    abi = ("X: f32", f"W: {weight.dtype}", *(("B: f32",) if bias else ()), "Y: f32", "H: i32")
+    x, w, *rest = args
+    abi = ("X: f32", f"W: {weight.dtype}", *(("B: f32",) if rest else ()), "Y: f32", "H: i32")
     if weight.dtype is DType.F8:
-        kernel = spec("linear_f8", P.LinearF8(index, rows, n, k, bias), abi[0], abi[1], "S: f32", *abi[2:])
-        x_, w, *rest = values(node)
-        return Lowering((Call(kernel, -(-n // 16), None, (x_, w, w, *rest, ValueRef(node.name), HEADER)),), storage(node.type))
+        kernel = spec("linear_f8", P.LinearF8(index, rows, n, k, bool(rest)), abi[0], abi[1], "S: f32", *abi[2:])
+        return Call(kernel, -(-n // 16), None, (x, w, w, *rest, result, HEADER))
     if weight.dtype is DType.BF16:
-        kernel, block = spec("linear_bf16", P.LinearBf16(index, rows, n, k, bias), *abi), 16
+        kernel, block = spec("linear_bf16", P.LinearBf16(index, rows, n, k, bool(rest)), *abi), 16
     else:
-        plain = P.LinearF32(index, rows, n, k, bias)
+        plain = P.LinearF32(index, rows, n, k, bool(rest))
         kernel, block = spec("linear_f32", plain, *abi), plain.block
-    return Lowering((Call(kernel, -(-n // block), None, (*values(node), ValueRef(node.name), HEADER)),), storage(node.type))
+    return Call(kernel, -(-n // block), None, (x, w, *rest, result, HEADER))
 
 
 @lowers(ops_nn.Gated)
@@ -97,22 +104,20 @@ def lower_gated(target: CpuTarget, node: Node, op: ops_nn.Gated, graph: Graph) -
     weight = input_type(graph, node, 1)
     if weight.dtype not in (DType.F8, DType.BF16):
         return Declined(f"gated with a weight of {weight.dtype}; the CPU has it for bf16 and f8")
-    index, count, rows = rows_of(node.type)
-    n2, k = whole(weight)
-    n, both = n2 // 2, 4 * rows * n2
-    x, w = values(node)
-    if weight.dtype is DType.F8:
-        linear = spec("linear_f8", P.LinearF8(index, rows, n2, k), "X: f32", "W: f8", "S: f32", "Y: f32", "H: i32")
-        first = Call(linear, -(-n2 // 16), None, (x, w, w, TempRef("both"), HEADER))
-    else:
-        linear = spec("linear_bf16", P.LinearBf16(index, rows, n2, k), "X: f32", "W: bf16", "Y: f32", "H: i32")
-        first = Call(linear, -(-n2 // 16), None, (x, w, TempRef("both"), HEADER))
-    gate, up, act = P.Operand(rows * n2, (n2, 1)), P.Operand(rows * n2, (n2, 1), n), P.Operand(rows * n, (n, 1))
-    active = spec("elementwise", P.Elementwise(op.act, rows, (n,), (gate,)), "A: f32", "Y: f32")
-    product = spec("elementwise", P.Elementwise("mul", rows, (n,), (act, up)), "A: f32", "B: f32", "Y: f32")
-    second = Call(active, 1, count, (TempRef("both"), TempRef("act")))
-    third = Call(product, 1, count, (TempRef("act"), TempRef("both"), ValueRef(node.name)))
-    return Lowering((first, second, third), storage(node.type), {"both": both, "act": both // 2})
+    return gated(node, op.act, (linear_call(node, weight, values(node), BOTH),))
+
+
+def gated(node: Node, act: str, calls: Sequence[Call], temps: Mapping[str, int] = MappingProxyType({})) -> Lowering:
+    """What `calls` leave in BOTH, gate's columns and up's, then the activation, then the product."""
+    assert isinstance(node.type, TensorType)
+    _, count, rows = rows_of(node.type)
+    (n,) = whole(node.type)
+    size, halves = rows * n, (2 * n, 1)
+    gate, up, active = P.Operand(2 * size, halves), P.Operand(2 * size, halves, n), P.Operand(size, (n, 1))
+    first = spec("elementwise", P.Elementwise(act, rows, (n,), (gate,)), "A: f32", "Y: f32")
+    second = spec("elementwise", P.Elementwise("mul", rows, (n,), (active, up)), "A: f32", "B: f32", "Y: f32")
+    more = (Call(first, 1, count, (BOTH, ACTIVE)), Call(second, 1, count, (ACTIVE, BOTH, ValueRef(node.name))))
+    return Lowering((*calls, *more), storage(node.type), {**temps, BOTH.temp: 8 * size, ACTIVE.temp: 4 * size})
 
 
 @lowers(ops_shard.AllReduce)

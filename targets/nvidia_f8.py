@@ -1,6 +1,6 @@
 """Lowerings of linears whose rows are e4m3 as their weights are: a launch quantises the rows, the next one multiplies.
 
-Rows that many linears read are quantised once, since those linears are stacked (fuse-qkv, fuse-gate-up).
+Rows that many linears read are quantised once where those linears are stacked (fuse-qkv, fuse-gate-up), else once for each.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from dataclasses import replace
 from mlsdc.compiler import ops_quant
 from mlsdc.compiler.graph import Graph, Node
 from mlsdc.targets.nvidia import NvidiaTarget, lowers
-from mlsdc.targets.nvidia_rows import HEADER, MOST_ELEMENTS, by_rows, rows
+from mlsdc.targets.nvidia_rows import HEADER, by_rows, rows, too_large
 from mlsdc.targets.protocol import Call, Declined, KernelSpec, Lowering, TempRef
 from mlsdc.targets.values import counted_rows, input_type, values, whole
 from mlsdc.templates import params_triton_f8 as P
@@ -38,8 +38,8 @@ def multiplied(target: NvidiaTarget, node: Node, params: P.LinearF8 | P.GatedF8,
     if target.gpu.sm < FIRST:
         return Declined(f"{node.op.opname} needs tensor cores that multiply e4m3 (sm_{FIRST} and later), {target.name} is "
                         f"{', '.join(target.requires)}; 'weights: fp8' keeps rows as they are and runs there")
-    if n * params.k >= MOST_ELEMENTS or params.max_rows * max(n, params.k) >= MOST_ELEMENTS:
-        return Declined(f"weight of {n} x {params.k} for {params.max_rows} rows: kernels count elements in 31 bits")
+    if why := too_large(n, params.k, node):
+        return Declined(why)
     x, w, *more = values(node)
     quantise = P.QuantiseF8(params.count, params.max_rows, params.k)
     first = Call(KernelSpec(quantise.template, quantise, ("x_ptr: *f32", "header: *i32", "y_ptr: *u8", "scale_ptr: *f32")), 1,

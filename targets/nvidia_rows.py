@@ -165,8 +165,14 @@ def unfit(weight: TensorType, node: Node) -> str | None:
     n, k = whole(weight)
     if weight.dtype not in BITS:
         return f"weight of {weight.dtype}; there are templates for q8 and q4"
-    if n * k >= MOST_ELEMENTS or counted_rows(node.type)[2] * n >= MOST_ELEMENTS:
-        return f"weight of {n} x {k} for {counted_rows(node.type)[2]} rows: kernels count elements in 31 bits"
+    return too_large(n, k, node)
+
+
+def too_large(n: int, k: int, node: Node) -> str | None:
+    """Why a linear with a weight [n, k] has no template: its elements, or those of its rows or results, are too many."""
+    most = rows(node)[1]
+    if max(n * k, most * n, most * k) >= MOST_ELEMENTS:
+        return f"weight of {n} x {k} for {most} rows: kernels count elements in 31 bits"
     return None
 
 
@@ -176,8 +182,8 @@ def lower_linear(target: NvidiaTarget, node: Node, op: ops_nn.Linear, graph: Gra
     if weight.dtype not in (*LINEAR, *BITS) or not is_rows(x) or x.rank != 2:
         return Declined(f"linear of {x} and {weight}; there are templates for f32[rows, k] and weights of f32, bf16, f8, q8 and q4")
     n, k = whole(weight)
-    if n * k >= MOST_ELEMENTS or counted_rows(node.type)[2] * n >= MOST_ELEMENTS:
-        return Declined(f"weight of {n} x {k} for {counted_rows(node.type)[2]} rows: kernels count elements in 31 bits")
+    if why := too_large(n, k, node):
+        return Declined(why)
     bias = len(node.inputs) == 3
     params: P.Linear | P.LinearA16
     if weight.dtype in BITS:
@@ -194,8 +200,8 @@ def lower_gated_plain(target: NvidiaTarget, node: Node, op: ops_nn.Gated, graph:
     n2, k = whole(weight)
     if weight.dtype not in (DType.BF16, DType.F8, *BITS):
         return Declined(f"gated with a weight of {weight.dtype}; there are templates for bf16, f8, q8 and q4")
-    if n2 * k >= MOST_ELEMENTS or counted_rows(node.type)[2] * n2 >= MOST_ELEMENTS:
-        return Declined(f"weight of {n2} x {k} for {counted_rows(node.type)[2]} rows: kernels count elements in 31 bits")
+    if why := too_large(n2, k, node):
+        return Declined(why)
     params: P.Gated | P.GatedA16
     if weight.dtype in BITS:
         params, stored = P.GatedA16(*rows(node), n2 // 2, k, BITS[weight.dtype], act=op.act), "u8"
