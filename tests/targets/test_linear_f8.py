@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 
@@ -26,6 +23,7 @@ from mlsdc.templates.params_triton_f8 import step
 from tests.passes.graphs import Llama, Weights, row_program
 from tests.passes.steps import apply, assert_same, before, compiled, ops, relative_error, results
 from tests.targets.cpu_level import loaded
+from tests.targets.in_interpreter import interpreted
 from tests.targets.test_cpu_plain import LIMITS as CPU_LIMITS
 from tests.targets.test_cpu_plain import two_steps, two_steps_interpreted
 
@@ -104,10 +102,7 @@ def test_a_cpu_gives_the_logits_of_the_interpreter(shape: Llama, tmp_path: Path)
 
 def test_kernels_give_what_the_reference_interpreter_gives(root: Path) -> None:
     pytest.importorskip("triton", reason="triton is not installed (pip install mlsdc[nvidia])")
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "TRITON_DEFAULT_FP_FUSION": "0"}
-    done = subprocess.run([sys.executable, "-m", "tests.targets.interpret_f8"], cwd=root, capture_output=True, text=True, env=environment)
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert "all as the reference interpreter has them" in done.stdout
+    assert "all as the reference interpreter has them" in interpreted(root, "interpret_f8")
 
 
 @pytest.mark.parametrize("rows", [1, 7])

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,26 +11,22 @@ from mlsdc.targets.nvidia_ahead import ngram_specs
 from mlsdc.targets.nvidia_build import build_one
 from mlsdc.targets.triton_build import reproducible
 from tests.runtime.once_native import library, ngram_library
+from tests.targets.in_interpreter import interpreted
 
 pytest.importorskip("triton", reason="triton is not installed (pip install mlsdc[nvidia])")
 
-
-def interpreted(root: Path, *what: str) -> None:
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "TRITON_DEFAULT_FP_FUSION": "0"}
-    command = [sys.executable, "-m", "tests.targets.interpret_ahead", *what]
-    done = subprocess.run(command, cwd=root, capture_output=True, text=True, env=environment)
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert "all as the host has them" in done.stdout
+SAME = "all as the host has them"
 
 
 def test_choices_are_followed_as_the_host_follows_them(root: Path) -> None:
     """Steps of trees, of full ones, of plain rows and of prompts, with choices down long paths and off them."""
-    interpreted(root, "follow:40")
+    assert SAME in interpreted(root, "interpret_ahead", "follow:40")
 
 
 def test_counts_are_kept_and_trees_proposed_as_the_host_does(root: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     """Random texts, static tables and draws: trees are the plain state's; blocks and chances, bit for bit, those of the CPU's code."""
-    interpreted(root, str(library(tmp_path_factory, *ngram_library())), "ngram:4")
+    native = library(tmp_path_factory, *ngram_library())
+    assert SAME in interpreted(root, "interpret_ahead", str(native), "ngram:4")
 
 
 @pytest.mark.parametrize("gpu", ["a100", "h100"])

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -17,6 +14,7 @@ from mlsdc.targets.nvidia import NvidiaTarget
 from mlsdc.targets.nvidia_build import VARIANTS
 from mlsdc.targets.protocol import Call, Lowering
 from mlsdc.targets.triton_build import Variant, compile_kernel, render, reproducible
+from tests.targets.in_interpreter import interpreted
 from tests.targets.interpret_experts import EXPERTS, SLOTS, expert_graph
 
 pytest.importorskip("triton", reason="triton is not installed (pip install mlsdc[nvidia])")
@@ -32,11 +30,7 @@ def calls(gpu: str, dtype: DType, exact: bool = True) -> tuple[Call, ...]:
 
 
 def test_pairs_sorted_by_expert_have_the_bits_of_pairs_alone(root: Path) -> None:
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "TRITON_DEFAULT_FP_FUSION": "0"}
-    command = [sys.executable, "-m", "tests.targets.interpret_experts"]
-    done = subprocess.run(command, cwd=root, capture_output=True, text=True, env=environment)
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert "all as alone" in done.stdout
+    assert "all as alone" in interpreted(root, "interpret_experts")
 
 
 @pytest.mark.parametrize("rows", [1, 2, 3, 7, 32, 33, 64])

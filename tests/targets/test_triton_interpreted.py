@@ -5,8 +5,6 @@ from __future__ import annotations
 import fcntl
 import os
 import pickle
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +19,7 @@ from mlsdc.compiler.quantise import quantise_a8
 from mlsdc.compiler.types import TreeType
 from mlsdc.runtime.kv_format import from_bf16, to_bf16
 from tests.targets.attention_vectors import LIMITS, POISON, Case, Sequence, Shape, drafted, lay_out, prefilled, random_batch, random_parents
+from tests.targets.in_interpreter import interpreted
 from tests.targets.interpret_attention import Job, Outcome, attention, kv_type, node_graph
 
 pytest.importorskip("triton", reason="triton is not installed (pip install mlsdc[nvidia])")
@@ -158,10 +157,7 @@ def run(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not target.exists():
             source.write_bytes(pickle.dumps(jobs()))
-            done = subprocess.run(
-                [sys.executable, "-m", "tests.targets.interpret_attention", source, target], cwd=root, capture_output=True, text=True,
-                env={**os.environ, "TRITON_INTERPRET": "1", "TRITON_DEFAULT_FP_FUSION": "0"})
-            assert done.returncode == 0, done.stderr[-2000:]
+            interpreted(root, "interpret_attention", str(source), str(target))
     return Run(*pickle.loads(target.read_bytes()))
 
 

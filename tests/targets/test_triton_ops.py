@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -18,16 +15,13 @@ from mlsdc.compiler.types import Dim, DType, TensorType
 from mlsdc.targets.nvidia import NvidiaTarget
 from mlsdc.targets.protocol import Declined
 from tests.targets.attention_vectors import LIMITS
+from tests.targets.in_interpreter import interpreted
 from tests.targets.interpret_attention import node_graph
 
 
 def test_every_op_agrees_with_the_reference(root: Path) -> None:
     pytest.importorskip("triton", reason="triton is not installed (pip install mlsdc[nvidia])")
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "TRITON_DEFAULT_FP_FUSION": "0"}
-    command = [sys.executable, "-m", "tests.targets.interpret_ops"]
-    done = subprocess.run(command, cwd=root, capture_output=True, text=True, env=environment)
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert "all as the reference interpreter has them" in done.stdout
+    assert "all as the reference interpreter has them" in interpreted(root, "interpret_ops")
 
 
 def test_a_softmax_over_positions_is_declined() -> None:
