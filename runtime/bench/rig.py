@@ -27,8 +27,9 @@ class Rig:
     """One sequence at a time, or `sequences` with pages of their own. Prompts are random tokens, never the same twice, so that no prefix is
     found again."""
 
-    def __init__(self, path: str | Path, *, threads: int | None = None, device: str = "auto", seed: int = 0, sequences: int = 1) -> None:
-        """Raises ArtifactError, DeviceError."""
+    def __init__(self, path: str | Path, *, threads: int | None = None, device: str = "auto", seed: int = 0, sequences: int = 1,
+                 tuned: bool = True) -> None:
+        """`tuned`: with the builds of kernels that `mlsdc tune` chose, if it did. Raises ArtifactError, DeviceError."""
         self.artifact = Artifact.open(path)
         self.manifest = self.artifact.manifest
         level = self.manifest.target_level
@@ -38,7 +39,8 @@ class Rig:
         target = self.artifact.pick_target(device)
         self.device = open_device(self.artifact, target, threads=threads)
         try:
-            self.device.take_kernels()
+            if tuned:
+                self.device.take_kernels()
             self.places = place_pages(self.geometry, self.limits, sequences)
             self.memory = self.device.load_level(level.name, self.places.num_pages)
             self.engine = Engine(self.manifest, self.device, self.memory)

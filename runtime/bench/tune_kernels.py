@@ -35,7 +35,7 @@ FLUSH_BYTES = 128 << 20  # more than a GPU's cache holds
 def tune_kernels(path: Path, *, device: str = "cuda", context: int = CONTEXT, rounds: int = ROUNDS, flush_bytes: int = FLUSH_BYTES,
                  say: Callable[[str], None] = lambda text: None) -> KernelFile:
     """Measure every kernel that has variants. Raises ArtifactError, DeviceError."""
-    with PlainRig(path, device=device) as rig:
+    with PlainRig(path, device=device, tuned=False) as rig:  # a choice that cannot be read is no reason not to make another
         card = rig.device
         if not isinstance(card, CudaDevice) or not has_variants(card.target):
             raise DeviceError(f"{path}: target {rig.device.name} has no variants of kernels to choose among"

@@ -212,6 +212,15 @@ def test_nothing_is_left_on_the_gpu(artifact: Artifact, monkeypatch: pytest.Monk
     assert not [thing for thing in driver.handles.values() if thing == "event" or isinstance(thing, list)]
 
 
+def test_a_choice_that_cannot_be_read_is_made_again(artifact: Artifact, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    copy = Artifact.open(shutil.copytree(artifact.root, tmp_path / "tiny.mlsdc"))
+    kernels_path(copy.root).write_text("{}")
+    monkeypatch.setattr(cuda_driver, "load_library", FakeCuda)
+    with pytest.raises(ArtifactError, match="run `mlsdc tune` again"):
+        Engine.load(copy.root, device="cuda", num_pages=PAGES)
+    assert tuned(copy, monkeypatch, lambda kernel, build, programs: 1.0).kernels
+
+
 def test_without_variants_there_is_nothing_to_choose(tiny_gpu: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuda_driver, "load_library", FakeCuda)
     with pytest.raises(DeviceError, match="has no variants of kernels to choose among: compile with kernels.variants"):
