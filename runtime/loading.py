@@ -21,9 +21,10 @@ from mlsdc.runtime.slabs import SlabPool
 from mlsdc.runtime.tokenizer import Tokenizer
 
 
-def load_engine(path: str | Path, *, threads: int | None, num_pages: int | None, kv_pool_bytes: int | None, memory_bytes: int | None,
-                device: str, plan_file: str | Path | None, kernel_file: str | Path | None = None) -> Engine:
-    """`Engine.load`."""
+def load_engine(path: str | Path, *, threads: int | None = None, num_pages: int | None = None, kv_pool_bytes: int | None = None,
+                memory_bytes: int | None = None, device: str = "auto", plan_file: str | Path | None = None,
+                kernel_file: str | Path | None = None, planned: bool = True) -> Engine:
+    """`Engine.load`; without `planned` no plan is looked for."""
     artifact = Artifact.open(path)
     manifest = artifact.manifest
     target = artifact.pick_target(device)
@@ -42,7 +43,7 @@ def load_engine(path: str | Path, *, threads: int | None, num_pages: int | None,
             if info.programs:
                 _bind(level, opened, info, memory, slabs)
         engine.drafting.use(opened)
-        if levels:
+        if levels and planned:
             machine = machine_key(opened.name, getattr(opened, "threads", None))
             engine.drafting.take(*find_plan(artifact, machine, Path(plan_file) if plan_file else None))
         return engine

@@ -41,6 +41,7 @@ from mlsdc.runtime.costs import CostTable
 from mlsdc.runtime.engine import Engine
 from mlsdc.runtime.errors import MlsdcError
 from mlsdc.runtime.levels.base import LevelState
+from mlsdc.runtime.loading import load_engine
 from mlsdc.runtime.native_controller import NativeController
 from mlsdc.runtime.plan_file import PlanFile, machine_key
 from mlsdc.runtime.sampling_params import Speculation
@@ -111,10 +112,9 @@ def tune(path: Path, prompts: Sequence[BenchPrompt], *, threads: int | None = No
         say("times of a step")
         table = step_times(rig, rounds)
         machine, sha256 = machine_key(rig.device.name, getattr(rig.device, "threads", None)), rig.artifact.sha256
-    with Engine.load(path, threads=threads, device=device) as engine:
+    with load_engine(path, threads=threads, device=device, planned=False) as engine:  # an earlier plan decides nothing, nor is it read
         if not engine.drafting.levels:
             raise MlsdcError(f"{path}: has no drafting level: there is nothing to tune")
-        engine.drafting.take(None, "tuning")  # every level, whatever an earlier plan has left out
         names = [level.name for level in engine.manifest.levels]
         levels = names[: len(engine.drafting.levels)]
         say("drafts on the prompts")

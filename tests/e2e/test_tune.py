@@ -16,9 +16,10 @@ from mlsdc.runtime.plan_file import PlanFile, plan_path
 
 @pytest.fixture(scope="module")
 def tuned(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of the tiny artifact with a plan beside it."""
+    """A copy of the tiny artifact with a plan beside it, in place of one that could not be read."""
     folder = tmp_path_factory.mktemp("tuned")
     shutil.copytree(tiny, folder / "tiny.mlsdc")
+    plan_path(folder / "tiny.mlsdc").write_text("{}")
     (folder / "p.jsonl").write_text('{"prompt": "abcabcabcabcabc"}\n{"prompt": "hello there"}\n')
     options = ["--prompts", str(folder / "p.jsonl"), "--tokens", "24", "--rounds", "1", "--threads", "1"]
     assert dispatch(["tune", str(folder / "tiny.mlsdc"), *options]) == 0
