@@ -18,7 +18,6 @@ import numpy as np
 
 from mlsdc.runtime.bench.rig import PlainRig, Rig, place_pages
 from mlsdc.runtime.device.cuda import CudaDevice, CudaLevel
-from mlsdc.runtime.device.cuda_driver import THREAD_LOCAL
 from mlsdc.runtime.device.cuda_program import BoundLaunch, Build, CudaProgram, powers
 from mlsdc.runtime.errors import DeviceError
 from mlsdc.runtime.kernel_file import DEFAULT, Choice, KernelFile, has_variants
@@ -208,11 +207,7 @@ class KernelBench:
         return {name: median(found) for name, found in us.items()}
 
     def graph(self, header: Mapping[str, int], builds: Sequence[Build]) -> C.c_void_p:
-        driver, stream, graph, ready = self.card.driver, self.card.stream, C.c_void_p(), C.c_void_p()
-        driver.cuStreamBeginCapture_v2(stream, THREAD_LOCAL)
-        for bound, build in zip(self.launches, builds, strict=True):
-            bound.enqueue(self.card, header, build)
-        driver.cuStreamEndCapture(stream, C.byref(graph))
-        driver.cuGraphInstantiateWithFlags(C.byref(ready), graph, C.c_uint64(0))
-        driver.cuGraphDestroy(graph)
-        return ready
+        with self.card.capturing() as graph:
+            for bound, build in zip(self.launches, builds, strict=True):
+                bound.enqueue(self.card, header, build)
+        return graph

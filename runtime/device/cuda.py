@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import ctypes as C
 import logging
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,7 +19,16 @@ import numpy as np
 from mlsdc.runtime.artifact import Artifact
 from mlsdc.runtime.device.base import BoundProgram, Device, LevelMemory
 from mlsdc.runtime.device.binding import level_info, step_buffers
-from mlsdc.runtime.device.cuda_driver import FREE_SHARED, MAX_DYNAMIC_SHARED, NON_BLOCKING, SHARED_OPTIN, Driver, branch_of, fits
+from mlsdc.runtime.device.cuda_driver import (
+    FREE_SHARED,
+    MAX_DYNAMIC_SHARED,
+    NON_BLOCKING,
+    SHARED_OPTIN,
+    THREAD_LOCAL,
+    Driver,
+    branch_of,
+    fits,
+)
 from mlsdc.runtime.device.cuda_list import CudaKernelList
 from mlsdc.runtime.device.cuda_program import CudaProgram, CudaSample, aligned, input_places, used_inputs
 from mlsdc.runtime.device.kernel_list import Block, KernelCall, KernelList
@@ -203,6 +212,16 @@ class CudaDevice(Device):
         """Wait for everything that was started."""
         self.driver.cuStreamSynchronize(self.stream)
         self.epoch += 1
+
+    @contextmanager
+    def capturing(self) -> Iterator[C.c_void_p]:
+        """What is started in it becomes a graph, whose handle is there once it has ended; `graphs` are destroyed by `close`."""
+        graph, ready = C.c_void_p(), C.c_void_p()
+        self.driver.cuStreamBeginCapture_v2(self.stream, THREAD_LOCAL)
+        yield ready
+        self.driver.cuStreamEndCapture(self.stream, C.byref(graph))
+        self.driver.cuGraphInstantiateWithFlags(C.byref(ready), graph, C.c_uint64(0))
+        self.driver.cuGraphDestroy(graph)
 
     def close(self) -> None:
         if self._context is None:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mlsdc.runtime.device.cuda_driver import THREAD_LOCAL
 from mlsdc.runtime.device.cuda_program import powers
 from mlsdc.runtime.device.kernel_list import Block, CallArg, KernelCall, KernelList, list_bytes, roles
 from mlsdc.runtime.errors import ArtifactError
@@ -18,7 +17,6 @@ from mlsdc.runtime.program import InputArg
 if TYPE_CHECKING:
     from mlsdc.runtime.device.cuda import CudaDevice, CudaLevel
 
-ALIGNMENT = 256
 LEAST_SENT = 1024  # bytes
 
 
@@ -29,10 +27,10 @@ class CudaKernelList(KernelList):
         self.device, self.target, self.blocks = device, target, blocks
         device.use()
         self._places: dict[str, int] = {}
-        at = device.take(list_bytes(blocks, ALIGNMENT))
+        at = device.take(list_bytes(blocks))
         for name, block in blocks.items():
             self._places[name] = at
-            at += -(-block.num_bytes // ALIGNMENT) * ALIGNMENT
+            at += block.room
         self.arrays = {name: device.pinned(blocks[name].num_bytes) for name in roles(blocks, "brought", "sent", "taken")}
         for name in roles(blocks, "kept"):
             data = blocks[name].data
@@ -81,24 +79,21 @@ class CudaKernelList(KernelList):
 
     def _capture(self, sent: int) -> C.c_void_p:
         driver, stream = self.device.driver, self.device.stream
-        driver.cuStreamBeginCapture_v2(stream, THREAD_LOCAL)
-        for name in roles(self.blocks, "brought"):
-            self._bring(name, self.blocks[name].num_bytes)
-        if sent:
-            self._bring(self._sent, sent)
-        for bound in self._bound:
-            r, call = bound.resources, bound.call
-            if sent or not call.if_sent:
-                driver.cuLaunchKernel(bound.function, call.grid, 1, 1, r["threads"], 1, 1, r["shared_bytes"], stream, bound.params, None)
-        for name in roles(self.blocks, "taken"):
-            array = self.arrays[name]
-            driver.cuMemcpyDtoHAsync_v2(C.c_void_p(array.ctypes.data), C.c_uint64(self._places[name]), C.c_size_t(len(array)), stream)
-        graph, ready = C.c_void_p(), C.c_void_p()
-        driver.cuStreamEndCapture(stream, C.byref(graph))
-        driver.cuGraphInstantiateWithFlags(C.byref(ready), graph, C.c_uint64(0))
-        driver.cuGraphDestroy(graph)
-        self.device.graphs.append(ready)
-        return ready
+        with self.device.capturing() as graph:
+            for name in roles(self.blocks, "brought"):
+                self._bring(name, self.blocks[name].num_bytes)
+            if sent:
+                self._bring(self._sent, sent)
+            for bound in self._bound:
+                r, call = bound.resources, bound.call
+                if sent or not call.if_sent:
+                    driver.cuLaunchKernel(
+                        bound.function, call.grid, 1, 1, r["threads"], 1, 1, r["shared_bytes"], stream, bound.params, None)
+            for name in roles(self.blocks, "taken"):
+                array = self.arrays[name]
+                driver.cuMemcpyDtoHAsync_v2(C.c_void_p(array.ctypes.data), C.c_uint64(self._places[name]), C.c_size_t(len(array)), stream)
+        self.device.graphs.append(graph)
+        return graph
 
 
 class _Bound:

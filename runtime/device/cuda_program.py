@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mlsdc.runtime.device.base import BoundProgram
-from mlsdc.runtime.device.cuda_driver import THREAD_LOCAL
 from mlsdc.runtime.errors import ArtifactError
 from mlsdc.runtime.program import Arg, FloatArg, InputArg, IntArg, Launch, ProgramSpec, Tap, TensorMapArg
 from mlsdc.runtime.sampling import record
@@ -273,26 +272,22 @@ class CudaProgram(BoundProgram):
     def _capture(self, bucket: tuple[int, ...]) -> C.c_void_p:
         driver, stream, level = self.device.driver, self.device.stream, self.level
         header = dict(zip(self.counts, bucket, strict=True))
-        driver.cuStreamBeginCapture_v2(stream, THREAD_LOCAL)
-        for (block, arrays), target in zip(self._runs, self._targets, strict=True):
-            name, _, array = arrays[0]
-            size = array[: header["ROWS"]].nbytes if is_wide(name) and "ROWS" in header else len(block)
-            driver.cuMemcpyHtoDAsync_v2(C.c_uint64(target), C.c_void_p(block.ctypes.data), C.c_size_t(size), stream)
-        for bound in self.launches:
-            bound.enqueue(self.device, header)
-        for name, staged in self._staged.items():
-            source = C.c_uint64(level.inputs + level.places[name])
-            driver.cuMemcpyDtoHAsync_v2(C.c_void_p(staged.ctypes.data), source, C.c_size_t(len(staged)), stream)
-        for name, staged in self._taps.items():
-            size = tap_bytes(self.spec.taps[name], header, level.limits)
-            driver.cuMemcpyDtoHAsync_v2(
-                C.c_void_p(staged.ctypes.data), C.c_uint64(level.arena + self.spec.taps[name].arena), C.c_size_t(size), stream)
-        graph, ready = C.c_void_p(), C.c_void_p()
-        driver.cuStreamEndCapture(stream, C.byref(graph))
-        driver.cuGraphInstantiateWithFlags(C.byref(ready), graph, C.c_uint64(0))
-        driver.cuGraphDestroy(graph)
-        self.device.graphs.append(ready)
-        return ready
+        with self.device.capturing() as graph:
+            for (block, arrays), target in zip(self._runs, self._targets, strict=True):
+                name, _, array = arrays[0]
+                size = array[: header["ROWS"]].nbytes if is_wide(name) and "ROWS" in header else len(block)
+                driver.cuMemcpyHtoDAsync_v2(C.c_uint64(target), C.c_void_p(block.ctypes.data), C.c_size_t(size), stream)
+            for bound in self.launches:
+                bound.enqueue(self.device, header)
+            for name, staged in self._staged.items():
+                source = C.c_uint64(level.inputs + level.places[name])
+                driver.cuMemcpyDtoHAsync_v2(C.c_void_p(staged.ctypes.data), source, C.c_size_t(len(staged)), stream)
+            for name, staged in self._taps.items():
+                size = tap_bytes(self.spec.taps[name], header, level.limits)
+                driver.cuMemcpyDtoHAsync_v2(
+                    C.c_void_p(staged.ctypes.data), C.c_uint64(level.arena + self.spec.taps[name].arena), C.c_size_t(size), stream)
+        self.device.graphs.append(graph)
+        return graph
 
 
 class CudaSample(CudaProgram):

@@ -15,6 +15,8 @@ from typing import Literal, Union
 from mlsdc.runtime.program import InputArg
 from mlsdc.runtime.step import Array
 
+ALIGNMENT = 256  # bytes: where blocks begin
+
 
 @dataclass(frozen=True)
 class Block:
@@ -24,6 +26,11 @@ class Block:
     num_bytes: int
     role: Literal["kept", "brought", "sent", "taken"] = "kept"
     data: Array | None = None
+
+    @property
+    def room(self) -> int:
+        """Its bytes, up to where the next block begins."""
+        return -(-self.num_bytes // ALIGNMENT) * ALIGNMENT
 
 
 CallArg = Union[str, InputArg, int, float]  # a block's name, a step input of the target, a number
@@ -39,9 +46,9 @@ class KernelCall:
     if_sent: bool = False
 
 
-def list_bytes(blocks: Mapping[str, Block], alignment: int) -> int:
+def list_bytes(blocks: Mapping[str, Block]) -> int:
     """Of device memory, for all blocks."""
-    return sum(-(-block.num_bytes // alignment) * alignment for block in blocks.values())
+    return sum(block.room for block in blocks.values())
 
 
 class KernelList(ABC):

@@ -21,7 +21,7 @@ import numpy as np
 
 from mlsdc.runtime import ahead_words as W
 from mlsdc.runtime.device.base import Device, LevelMemory
-from mlsdc.runtime.device.kernel_list import Block, KernelCall, KernelList, list_bytes
+from mlsdc.runtime.device.kernel_list import ALIGNMENT, Block, KernelCall, KernelList, list_bytes
 from mlsdc.runtime.levels.base import Level, LevelState
 from mlsdc.runtime.levels.coupling import Draw
 from mlsdc.runtime.levels.ngram import DEFAULTS, NgramLevel
@@ -34,7 +34,6 @@ from mlsdc.runtime.tree import EMPTY, Tree
 MOST_BYTES = 256 << 20  # of all blocks
 LEAST_TOKENS = 512  # of a block, whatever that takes
 SCRATCH_BYTES = 16 << 10  # of a sequence's search (templates/params_triton_ahead.py: at most)
-ALIGNMENT = 256
 
 
 def block_tokens(limits: Limits, order: int) -> int:
@@ -61,7 +60,7 @@ def device_blocks(limits: Limits, order: int, max_nodes: int, counts: Mapping[st
 def device_bytes(params: Mapping[str, Any], limits: Limits, counts_bytes: int) -> int:
     """The same, of a level by its params: for plans of memory."""
     order, nodes = (int(params.get(name, DEFAULTS[name])) for name in ("order", "max_nodes"))
-    return list_bytes(device_blocks(limits, order, nodes, {"entries": counts_bytes}), ALIGNMENT) + 2 * ALIGNMENT
+    return list_bytes(device_blocks(limits, order, nodes, {"entries": counts_bytes})) + 3 * ALIGNMENT  # they are three
 
 
 def kernels(order: int) -> tuple[str, str, str]:

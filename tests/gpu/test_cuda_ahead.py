@@ -13,11 +13,14 @@ from mlsdc.runtime.artifact import Artifact
 from mlsdc.runtime.controller import Drafter
 from mlsdc.runtime.device import cuda_driver
 from mlsdc.runtime.device.cuda import CudaLevel
+from mlsdc.runtime.device.cuda_list import CudaKernelList
+from mlsdc.runtime.device.kernel_list import list_bytes
 from mlsdc.runtime.engine import Engine
 from mlsdc.runtime.levels import ngram_ahead
 from mlsdc.runtime.levels.base import LevelState
 from mlsdc.runtime.levels.ngram import NgramLevel
 from mlsdc.runtime.levels.ngram_ahead import AheadNgramLevel, AheadNgramState
+from mlsdc.runtime.memory_plan import load_plan
 from mlsdc.runtime.sampling_params import SamplingParams, Speculation
 from mlsdc.runtime.tree import EMPTY, Tree
 from tests.function_level import SendAll, sends_all
@@ -116,6 +119,14 @@ def test_every_step_of_every_request_drafts_what_the_host_would_and_waits_once(r
     assert not rig.proposed[False, True]  # it was always there
     assert {step["waits"] for step in rig.steps} == {1}
     assert sum(result.statistics.accepted for result in results) > 50
+
+
+def test_the_memory_plan_has_the_blocks(rig: Rig, tiny_gpu: Path) -> None:
+    artifact = Artifact.open(tiny_gpu)
+    plan = load_plan(artifact, artifact.pick_target("cuda"))
+    assert isinstance(rig.level._list, CudaKernelList)
+    taken = list_bytes(rig.level._list.blocks)
+    assert taken <= plan.levels[0].tables <= taken + 1024
 
 
 def test_three_kernels_and_two_graphs_are_behind_the_target(rig: Rig) -> None:
