@@ -17,6 +17,7 @@ from mlsdc.runtime.levels.ngram_ahead import AheadNgramLevel, kernels, on_device
 from mlsdc.runtime.levels.ngram_native import NativeNgramLevel
 from mlsdc.runtime.request import Request, StepItem
 from mlsdc.runtime.sampling_params import SamplingParams
+from mlsdc.runtime.step import Limits
 from mlsdc.runtime.tree import Tree, walk
 from mlsdc.runtime.verify import write_rows
 
@@ -33,17 +34,11 @@ def ahead_lines(rig: Rig) -> Iterator[Found]:
 
 
 def follow_line(rig: Rig) -> Found:
-    """A step of a tree for every sequence, most choices along one of its paths: the share of sequences that are followed elsewhere."""
-    level, limits, rng = rig.memory, rig.limits, random.Random(3)
+    """A step of full trees, most choices along one of a tree's paths: the share of sequences that are followed elsewhere."""
+    level, rng = rig.memory, random.Random(3)
     assert isinstance(level, CudaLevel)
     buffers, program = level.buffers, level.programs["follow"]
-    nodes = min(limits.max_tree_nodes, min(limits.max_num_batched_tokens, limits.max_logit_rows) // limits.max_num_seqs - 1)
-    items = []
-    for _ in range(limits.max_num_seqs):
-        request = Request([1, 2, 3], SamplingParams(), max_length=64, stop_ids=frozenset(), budget=nodes)
-        request.num_computed = 2
-        items.append(item := StepItem(request, 1, decodes=True))
-        item.tree = Tree(tuple(rng.randrange(VOCAB) for _ in range(nodes)), tuple(rng.randrange(-1, i) for i in range(nodes)))
+    items = full_trees(rig.limits, rng)
     write_rows(buffers, items)
     buffers.choices[:] = [rng.randrange(VOCAB) for _ in range(len(buffers.choices))]
     for item in items:
@@ -56,11 +51,24 @@ def follow_line(rig: Rig) -> Found:
     program.run()
     words = level.device.download(level.inputs + level.places["followed"], buffers.followed.nbytes).view(np.int32)
     wrong = 0
-    every: Any = words.reshape(buffers.followed.shape).tolist()
+    every: Any = words.reshape(buffers.followed.shape)[: len(items)].tolist()
     for item, found in zip(items, every, strict=True):
         _, tokens = walk(item.tree, buffers.choices[item.out : item.out + item.outs].tolist())
         wrong += found[F.TOKENS : F.TOKENS + found[F.NUM_TOKENS]] != tokens
     return "follow", "followed", wrong / len(items), 0.0
+
+
+def full_trees(limits: Limits, rng: random.Random) -> list[StepItem]:
+    """As many sequences as have rows and choices, each with a tree of the most nodes."""
+    rows = min(limits.max_num_batched_tokens, limits.max_logit_rows)
+    nodes = min(limits.max_tree_nodes, rows - 1)
+    items = []
+    for _ in range(min(limits.max_num_seqs, rows // (nodes + 1))):
+        request = Request([1, 2, 3], SamplingParams(), max_length=64, stop_ids=frozenset(), budget=nodes)
+        request.num_computed = 2
+        items.append(item := StepItem(request, 1, decodes=True))
+        item.tree = Tree(tuple(rng.randrange(VOCAB) for _ in range(nodes)), tuple(rng.randrange(-1, i) for i in range(nodes)))
+    return items
 
 
 def counts_lines(rig: Rig) -> Iterator[Found]:

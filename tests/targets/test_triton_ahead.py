@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 
 import pytest
 
+from mlsdc.compiler.cli_gpu_ahead import full_trees
+from mlsdc.runtime.step import Limits, StepBuffers
+from mlsdc.runtime.verify import write_rows
 from mlsdc.targets.hardware import GPUS
 from mlsdc.targets.nvidia_ahead import ngram_specs
 from mlsdc.targets.nvidia_build import build_one
@@ -27,6 +31,15 @@ def test_counts_are_kept_and_trees_proposed_as_the_host_does(root: Path, tmp_pat
     """Random texts, static tables and draws: trees are the plain state's; blocks and chances, bit for bit, those of the CPU's code."""
     native = library(tmp_path_factory, *ngram_library())
     assert SAME in interpreted(root, "interpret_ahead", str(native), "ngram:4")
+
+
+@pytest.mark.parametrize(("seqs", "outs", "trees"), [(4, 64, 4), (64, 16, 1), (64, 64, 4), (256, 40, 2)])
+def test_trees_that_a_card_follows_have_rows_and_choices_within_the_limits(seqs: int, outs: int, trees: int) -> None:
+    """An artifact may have fewer choices a step than sequences."""
+    limits = Limits(max_model_len=64, max_num_seqs=seqs, max_num_batched_tokens=256, max_logit_rows=outs, max_tree_nodes=15)
+    items = full_trees(limits, random.Random(0))
+    assert [len(item.tree) for item in items] == [15] * trees
+    write_rows(StepBuffers(limits, 16), items)
 
 
 @pytest.mark.parametrize("gpu", ["a100", "h100"])
