@@ -123,6 +123,7 @@ class CudaProgram(BoundProgram):
         self.launches = [BoundLaunch(level, launch) for launch in spec.launches]
         used = used_inputs([spec])
         self.results = [name for name in RESULTS if name in used]
+        self._grows = "growth" in used
         self._reads = [name for name in level.places if name in level.brought(spec) and name not in (*RESULTS, *KEPT)]
         self._staged = {name: level.device.pinned(getattr(level.buffers, name).nbytes) for name in self.results}
         self._taps = {name: self._readers_block(name, tap) for name, tap in spec.taps.items() if name != "logits"}  # few ask for logits
@@ -263,9 +264,9 @@ class CudaProgram(BoundProgram):
         return sorted({(rows, min(rows, out)) for rows in sizes for out in (few, most["OUT"])})
 
     def _bucket(self) -> tuple[int, ...]:
-        """The smallest bucket that holds the step."""
+        """The smallest bucket that holds the step, and of a list that grows trees its later rounds."""
         header = self.level.buffers.header
-        later = int(header[Header.LATER])
+        later = int(header[Header.LATER]) if self._grows else 0
         wanted = [max(int(header[Header[name]]), later if name in ("ROWS", "OUT") else 0) for name in self.counts]
         return min((b for b in self._graphs if all(size >= want for size, want in zip(b, wanted, strict=True))), default=max(self._graphs))
 

@@ -213,6 +213,16 @@ def test_what_one_list_feeds_another_arrives_without_a_wait_and_once(counted: Co
     assert (found[1] == 9).all()
 
 
+def test_lists_that_grow_no_trees_have_no_later_rounds(counted: Counted) -> None:
+    """What the last trees left in the header is not theirs: an eagle's features of one row are fused as one row."""
+    (memory,) = [level.memory for level in counted.engine.drafting.levels if level.name == "eagle"]  # type: ignore[attr-defined]
+    header = memory.buffers.header
+    header[Header.ROWS], header[Header.OUT], header[Header.LATER] = 1, 1, 8
+    assert memory.programs["fuse"]._bucket()[0] == 1
+    assert memory.programs["draft"]._bucket()[0] == 1
+    assert memory.programs["trees"]._bucket()[0] == 8
+
+
 def test_nothing_is_captured_loaded_or_allocated_after_load(counted: Counted) -> None:
     before = len(counted.fake.calls)
     counted.engine.generate([[TOKEN] * 8], PARAMS)
