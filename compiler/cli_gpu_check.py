@@ -120,7 +120,7 @@ class GpuCheck:
             yield (f"needle      {found} in {needle.context:,} tokens of {needle.kv}: {needle.error:.1e} off; "
                    f"attention of a row in a layer takes {needle.us:.1f} us")
         for drafts in self.drafts:
-            texts = "texts the same with and without" if drafts.texts else "TEXTS DIFFER"
+            texts = drafts.why or ("texts the same with and without" if drafts.texts else "TEXTS DIFFER")
             yield (f"drafts      {'ok' if drafts.passed else 'WRONG'}: {drafts.same} of {drafts.trees} trees of '{drafts.level}' are those "
                    f"that the host grows, {texts}")
         for peer in self.peers:

@@ -36,6 +36,7 @@ class Drafts:
     trees: int
     same: int
     texts: bool
+    why: str = ""  # what the device said, where it broke off
 
     @property
     def passed(self) -> bool:
@@ -57,8 +58,8 @@ def check_level(engine: Engine, level: Level, tokens: int) -> Drafts:
     engine.drafting.level = level
     try:
         return compared(engine, level, tokens)
-    except DeviceError:
-        return Drafts(level.name, 0, 0, texts=False)
+    except DeviceError as error:
+        return Drafts(level.name, 0, 0, texts=False, why=str(error))
 
 
 def compared(engine: Engine, level: Level, tokens: int) -> Drafts:

@@ -53,7 +53,7 @@ def main(args: argparse.Namespace) -> int:
         return 0
     threads = len(os.sched_getaffinity(0)) if args.threads is None else args.threads
     plan = tune(args.artifact, prompts, threads=threads, device=args.device, max_tokens=args.tokens, rounds=args.rounds,
-                check=not args.no_check, say=lambda text: print(text, file=sys.stderr))
+                check=not args.no_check, say=lambda text: print(text, file=sys.stderr), kernel_file=args.kernels_output if found else None)
     output = args.output or plan_path(args.artifact)
     write(output, plan.to_json())
     print("\n".join(told(plan)))

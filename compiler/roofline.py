@@ -92,6 +92,7 @@ class Cost:
     operations: float = 0.0
     unit: str = "bf16"
     launches: int = 1
+    terms: int = 1  # times its operations are done, where a number is the sum of several that the unit takes
 
     @property
     def bytes(self) -> float:
@@ -99,7 +100,8 @@ class Cost:
 
     def seconds(self, machine: Machine) -> float:
         memory = self.bytes / (machine.bandwidth * machine.reach)
-        return max(memory, self.operations / (machine.peaks[self.unit] * machine.compute_reach)) + self.launches * machine.launch_s
+        computing = self.terms * self.operations / (machine.peaks[self.unit] * machine.compute_reach)
+        return max(memory, computing) + self.launches * machine.launch_s
 
 
 def step_costs(graph: Graph, load: Load) -> list[Cost]:
@@ -120,9 +122,13 @@ def node_cost(node: Node, graph: Graph, load: Load) -> Cost:
         case Linear() | LinearQ() | GatedQuantise() | Gated() | LinearF8() | GatedF8():
             weight = inputs[1].type
             assert isinstance(weight, TensorType)
-            unit = {DType.Q8: "int8", DType.Q4: "int8", DType.F8: "fp8"}.get(weight.dtype, "bf16")
-            launches = 2 if isinstance(node.op, LinearF8 | GatedF8) else 1  # rows are quantised by a launch of their own
-            return Cost(node.name, node.op.opname, weights, 0.0, values, 2.0 * rows_of(node.type, load) * elements(weight), unit, launches)
+            unit, launches, terms = "int8", 1, 1
+            if isinstance(node.op, LinearF8 | GatedF8):
+                unit, launches = "fp8", 2  # rows are quantised by a launch of their own
+            elif isinstance(node.op, Linear | Gated):
+                unit, terms = "bf16", 2  # whatever the weights: they become bf16, and rows of f32 are the sum of two such numbers
+            operations = 2.0 * rows_of(node.type, load) * elements(weight)
+            return Cost(node.name, node.op.opname, weights, 0.0, values, operations, unit, launches, terms)
         case ExpertLinear(experts) | ExpertLinearQ(experts):
             weight, slots = inputs[1].type, elements(inputs[2].type)
             assert isinstance(weight, TensorType)

@@ -179,7 +179,7 @@ class Interpreter:
         names = [entry.split(": ") for entry in info.abi[: len(launch.args)]]
         args = [level.argument(launch, arg, type_) for arg, (_, type_) in zip(launch.args, names, strict=True)]
         interpret(self.function(info), programs(launch, info, level.header), args)
-        for region in level.regions.values():
+        for region in (*level.regions.values(), *level.first.regions.values()):  # those of the target: a list behind it reads there
             if (name := region.broken()) is not None:
                 raise ArtifactError(f"%{launch.node}: kernel '{launch.kernel}' wrote outside of its arrays, beside '{name}'")
 

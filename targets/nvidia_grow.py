@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from mlsdc.compiler.module import LevelModule
+from mlsdc.runtime.kv_window import window_of
 from mlsdc.runtime.levels.grown import PROGRAM
 from mlsdc.runtime.program import ArenaArg, Arg, InputArg, ProgramSpec, TargetArenaArg, TargetInputArg
 from mlsdc.runtime.step import Limits
@@ -39,8 +40,11 @@ def grow_call(level: LevelModule, draft: ProgramSpec, limits: Limits, vocab_size
 def ahead_calls(level: LevelModule, programs: Mapping[str, ProgramSpec], target: Mapping[str, ProgramSpec], limits: Limits
                 ) -> Sequence[Call | str] | None:
     """Rows of what the step has committed, then the level's own programs. None for one that needs the target's commit first (its rows lie
-    in the target's pages), and for one that calls tokens otherwise than the target."""
+    in the target's pages), for one that calls tokens otherwise than the target, and where rows that are kept for a step and not committed
+    would move what is held: a window, a ring of recent tokens."""
     if "follow" not in target or "draft" not in programs or "kv_of" in level.params:
+        return None
+    if window_of(level.params) is not None or (level.kv is not None and level.kv.tail is not None):
         return None
     states = [target["forward"].taps[f"hidden.{tap}"] for tap in level.params.get("taps", ())]
     last = PROGRAM if PROGRAM in programs else "draft"

@@ -28,8 +28,9 @@ class Rig:
     found again."""
 
     def __init__(self, path: str | Path, *, threads: int | None = None, device: str = "auto", seed: int = 0, sequences: int = 1,
-                 tuned: bool = True) -> None:
-        """`tuned`: with the builds of kernels that `mlsdc tune` chose, if it did. Raises ArtifactError, DeviceError."""
+                 tuned: bool = True, kernel_file: Path | None = None) -> None:
+        """`tuned`: with the builds of kernels that `mlsdc tune` chose, if it did: in `kernel_file`, by default beside the artifact. Raises
+        ArtifactError, DeviceError."""
         self.artifact = Artifact.open(path)
         self.manifest = self.artifact.manifest
         level = self.manifest.target_level
@@ -40,7 +41,7 @@ class Rig:
         self.device = open_device(self.artifact, target, threads=threads)
         try:
             if tuned:
-                self.device.take_kernels()
+                self.device.take_kernels(kernel_file)
             self.places = place_pages(self.geometry, self.limits, sequences)
             self.memory = self.device.load_level(level.name, self.places.num_pages)
             self.engine = Engine(self.manifest, self.device, self.memory)

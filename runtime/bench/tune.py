@@ -106,13 +106,15 @@ class Sweep(SendBest):
 
 
 def tune(path: Path, prompts: Sequence[BenchPrompt], *, threads: int | None = None, device: str = "auto", max_tokens: int = 64,
-         rounds: int = 5, check: bool = True, say: Callable[[str], None] = lambda text: None) -> PlanFile:
-    """Measure and plan. Raises MlsdcError, ArtifactError, RequestError."""
-    with PlainRig(path, threads=threads, device=device) as rig:
+         rounds: int = 5, check: bool = True, say: Callable[[str], None] = lambda text: None, kernel_file: Path | None = None) -> PlanFile:
+    """Measure and plan, with the builds of kernels that `kernel_file` names, by default the file beside the artifact. Raises MlsdcError,
+    ArtifactError, RequestError."""
+    with PlainRig(path, threads=threads, device=device, kernel_file=kernel_file) as rig:
         say("times of a step")
         table = step_times(rig, rounds)
         machine, sha256 = machine_key(rig.device.name, getattr(rig.device, "threads", None)), rig.artifact.sha256
-    with load_engine(path, threads=threads, device=device, planned=False) as engine:  # an earlier plan decides nothing, nor is it read
+    # an earlier plan decides nothing, nor is it read
+    with load_engine(path, threads=threads, device=device, planned=False, kernel_file=kernel_file) as engine:
         if not engine.drafting.levels:
             raise MlsdcError(f"{path}: has no drafting level: there is nothing to tune")
         names = [level.name for level in engine.manifest.levels]

@@ -184,8 +184,7 @@ class ModelLevel(DecoderLevel):
         if pool is None:
             raise ArtifactError(f"level '{self.name}': has no pages for its keys and values; compile again")
         self.pool = pool
-        plain = pool.window is None and pool.wide is None  # else rows that are kept for a step and not committed would move what is held
-        self.behind = Ahead.of(memory, target) if plain else None
+        self.behind = Ahead.of(memory, target)
         if self.ids is not None:  # the way back: what the model calls each of the target's tokens
             self.own_ids = np.zeros(max(int(self.ids.max()) + 1, self.vocab_size), np.int32)
             self.own_ids[self.ids] = np.arange(len(self.ids), dtype=np.int32)

@@ -69,7 +69,7 @@ def grown_widths(widths: Mapping[str, int], used: Collection[str]) -> dict[str, 
 
 
 def write_record(record: Array, values: Mapping[Growing, float], draw: Draw | None) -> None:
-    """One sequence's `growth` f8[16]."""
+    """One sequence's `growth` f8[GROWTH_WORDS]."""
     for word, value in values.items():
         record[word] = value
     record[Growing.INV_T] = 0.0 if draw is None else 1 / draw.temperature

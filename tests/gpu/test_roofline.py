@@ -41,6 +41,15 @@ def test_operations_of_a_row_are_twice_its_weights() -> None:
     assert operations / 2 == pytest.approx(8.03e9 - 128256 * 4096, rel=0.002)
 
 
+@pytest.mark.parametrize(("weights", "unit", "terms"), [("bf16", "bf16", 2), ("fp8", "bf16", 2), ("int4", "int8", 1), ("int8", "int8", 1)])
+def test_a_linear_runs_on_what_its_rows_are(weights: str, unit: str, terms: int) -> None:
+    """fp8 weights become bf16, and rows of f32 two terms of that: e4m3 units are for rows that are e4m3."""
+    graph = shape_graph(SHAPES["llama-3-8b"], LIMITS, weights)
+    layers = [cost for cost in step_costs(graph, Load(512, 1, 512)) if cost.weights > 1e6 and "layers" in cost.node]
+    assert len(layers) >= 32 * 4
+    assert {(cost.unit, cost.terms) for cost in layers} == {(unit, terms)}
+
+
 def test_the_cache_is_read_once_for_all_rows_of_a_sequence() -> None:
     graph = shape_graph(SHAPES["llama-3-8b"], LIMITS)
     read = [sum(cost.kv for cost in step_costs(graph, Load(rows, 4, 8192)) if cost.op == "paged_attention") for rows in (4, 32)]
